@@ -1,0 +1,1 @@
+"""Steps the kernel, has its commands performed, and turns both into rows: the one driver of live and replay."""

@@ -1,0 +1,358 @@
+"""From events, commands and changes to rows: the only place where a request's row comes into being.
+
+Theory of operation. ``RowFold`` takes the same three streams that the journal holds, in order, and emits a row as soon as
+nothing more will be known of it. It runs beside the kernel while the gateway serves, and again over a journal when that is
+compacted or read after a crash: one code, so a row cannot depend on which way it came. Its own state (open rows, loads under way, believed
+slots) is plain data and part of each snapshot, so that a segment can be folded alone.
+
+``GatewayStarted`` closes what an earlier process left open as ``gateway_crashed``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loraledger import events as ev
+from loraledger.record.tables import Row, TableName
+
+Emitted = list[tuple[TableName, Row]]
+
+
+class OpenRow(msgspec.Struct):
+    """A request that has not ended. Times in ns since the epoch; ``queued`` is what it spent in the gateway queue so far."""
+
+    id: str
+    client_id: str | None
+    tenant: str
+    adapter: str | None
+    arrived: int
+    stream: bool
+    path: str
+    predicted: int
+    queue_since: int | None = None
+    queued: int | None = None
+    load_on: str | None = None
+    load_start: int | None = None
+    load_end: int | None = None
+    dispatched: int | None = None
+    attempt: int = 0
+    replica: str | None = None
+    decision: ev.Decision | None = None
+
+
+class ReplicaView(msgspec.Struct):
+    """What the fold must know of one replica to write its samples and its requests' rows."""
+
+    version: str | None = None
+    process_start: int | None = None
+    in_flight: int = 0
+    at_mark: int = 0
+    mark: int = 0
+    slots: dict[str, None] = {}
+
+
+class FoldState(msgspec.Struct):
+    """Everything that the fold carries from one frame to the next."""
+
+    base: str
+    config_digest: str
+    gateway_version: str
+    open: dict[str, OpenRow] = {}
+    loads: dict[int, tuple[str, str, int]] = {}
+    """Command id to (replica, adapter, start)."""
+    load_starts: dict[str, int] = {}
+    """``replica adapter`` to the start of the load in hand."""
+    digests: dict[str, str] = {}
+    replicas: dict[str, ReplicaView] = {}
+
+
+class RowFold:
+    """Folds steps into rows. ``digests``: content digest of each adapter in the catalog at the start."""
+
+    def __init__(self, state: FoldState) -> None:
+        self.state = state
+
+    def step(self, event: ev.Event, commands: list[ev.Command], changes: list[ev.ResidencyChange]) -> Emitted:
+        """Take in one step of the kernel; returns the rows that are complete now."""
+        out: Emitted = []
+        at = event.at
+        self._before(event, out)
+        for change in changes:
+            out.append(("residency", self._residency(at, change)))
+        for command in commands:
+            self._command(at, command, out)
+        return out
+
+    def close_open(self) -> Emitted:
+        """Rows of all open requests, as left by a process that is gone."""
+        rows: Emitted = [
+            ("requests", self._row(row, ev.Measured(), "gateway_crashed", None, "the gateway stopped", None))
+            for row in self.state.open.values()
+        ]
+        self.state.open.clear()
+        return rows
+
+    def open_rows(self) -> Emitted:
+        """Rows of the requests that are open now; their ``status`` is null."""
+        return [("requests", self._row(row, ev.Measured(), None, None, None, None)) for row in self.state.open.values()]
+
+    def _before(self, event: ev.Event, out: Emitted) -> None:
+        match event:
+            case ev.RequestArrived():
+                arrived = event.at if event.received is None else event.received
+                self.state.open[event.request] = OpenRow(
+                    event.request,
+                    event.client_id,
+                    event.tenant,
+                    event.adapter,
+                    arrived,
+                    event.stream,
+                    event.path,
+                    event.prompt_tokens,
+                )
+            case ev.RequestDispatched():
+                row = self.state.open.get(event.request)
+                if row is not None:
+                    row.dispatched = event.at
+            case ev.RequestFinished():
+                self._close(event.at, event.request, event.measured, event.status, event.http_status, event.reason, out)
+            case ev.RequestCancelled():
+                self._close(event.at, event.request, event.measured, "client_gone", None, "client_gone", out)
+            case ev.AttemptFailed():
+                self._leave(self.state.open.get(event.request))
+            case ev.CommandDone() | ev.CommandFailed():
+                self._load_ended(event.at, event.command)
+            case ev.ReplicaUp() | ev.ReplicaDown() | ev.ScrapeStarted() | ev.ReplicaSampled():
+                self._replica(event, out)
+            case ev.AdapterDeclared():
+                self.state.digests[event.adapter.name] = event.adapter.digest
+            case ev.GatewayStarted():
+                out.extend(self.close_open())
+                self.state.config_digest, self.state.gateway_version = event.config_digest, event.version
+                self.state.loads.clear()
+                self.state.load_starts.clear()
+                for view in self.state.replicas.values():
+                    view.in_flight = view.at_mark = 0
+            case _:
+                pass
+
+    def _command(self, at: int, command: ev.Command, out: Emitted) -> None:
+        match command:
+            case ev.Dispatch():
+                row = self.state.open[command.request]
+                self._unqueue(row, at)
+                self._decided(at, row, command.decision, out)
+                row.replica, row.attempt, row.dispatched = command.replica, command.attempt, at
+                self.state.replicas.setdefault(command.replica, ReplicaView()).in_flight += 1
+            case ev.Queue():
+                row = self.state.open[command.request]
+                if command.reason == "loading" and command.decision is not None:
+                    self._unqueue(row, at)
+                    self._decided(at, row, command.decision, out)
+                    row.load_on = command.decision.replica
+                    row.load_start = self.state.load_starts.get(f"{row.load_on} {row.adapter}", at)
+                elif row.queue_since is None:
+                    row.queue_since = at
+            case ev.Reject():
+                self._close(at, command.request, ev.Measured(), command.status, command.http_status, command.code, out)
+            case ev.Load():
+                self.state.loads[command.id] = (command.replica, command.adapter, at)
+                self.state.load_starts[f"{command.replica} {command.adapter}"] = at
+            case _:
+                pass
+
+    def _decided(self, at: int, row: OpenRow, decision: ev.Decision, out: Emitted) -> None:
+        if row.decision is not None and row.decision.id == decision.id:
+            return
+        row.decision = decision
+        out.append(("decisions", decision_row(at, row.id, row.adapter, decision)))
+
+    def _unqueue(self, row: OpenRow, at: int) -> None:
+        if row.queue_since is not None:
+            row.queued = (row.queued or 0) + at - row.queue_since
+            row.queue_since = None
+
+    def _leave(self, row: OpenRow | None) -> None:
+        if row is not None and row.replica is not None:
+            self.state.replicas[row.replica].in_flight -= 1
+            row.replica = None
+
+    def _load_ended(self, at: int, command: int) -> None:
+        found = self.state.loads.pop(command, None)
+        if found is None:
+            return
+        replica, adapter, start = found
+        self.state.load_starts.pop(f"{replica} {adapter}", None)
+        for row in self.state.open.values():
+            if row.load_on == replica and row.adapter == adapter and row.load_end is None:
+                row.load_start, row.load_end = start, at
+
+    def _close(
+        self,
+        at: int,
+        request: str,
+        measured: ev.Measured,
+        status: ev.Status,
+        http_status: int | None,
+        reason: str | None,
+        out: Emitted,
+    ) -> None:
+        row = self.state.open.pop(request, None)
+        if row is None:
+            return
+        self._unqueue(row, at)
+        replica = row.replica
+        self._leave(row)
+        row.replica = replica
+        out.append(("requests", self._row(row, measured, status, http_status, reason, at)))
+
+    def _row(
+        self,
+        row: OpenRow,
+        measured: ev.Measured,
+        status: ev.Status | None,
+        http_status: int | None,
+        reason: str | None,
+        finished: int | None,
+    ) -> Row:
+        decision = row.decision
+        replica = row.replica or (decision.replica if decision is not None else None)
+        view = self.state.replicas.get(replica) if replica is not None else None
+        sketch = measured.itl_sketch
+        return {
+            "id": row.id,
+            "client_id": row.client_id,
+            "tenant": row.tenant,
+            "adapter": row.adapter,
+            "digest": self.state.digests.get(row.adapter) if row.adapter is not None else None,
+            "base": self.state.base,
+            "replica": replica,
+            "policy": decision.policy if decision is not None else None,
+            "decision_id": decision.id if decision is not None else None,
+            "hit_class": decision.hit_class if decision is not None else None,
+            "hit_source": decision.hit_source if decision is not None else None,
+            "arrived_ns": row.arrived,
+            "queued_ns": row.queued,
+            "dispatched_ns": row.dispatched,
+            "load_start_ns": row.load_start,
+            "load_end_ns": row.load_end,
+            "first_byte_ns": measured.first_byte,
+            "first_token_ns": measured.first_token,
+            "last_token_ns": measured.last_token,
+            "finished_ns": finished,
+            "itl_mean_ns": measured.itl_mean,
+            "itl_max_ns": measured.itl_max,
+            "itl_sketch": msgspec.json.encode(sketch).decode() if sketch is not None else None,
+            "prompt_tokens": measured.prompt_tokens,
+            "generated_tokens": measured.generated_tokens,
+            "cached_tokens": measured.cached_tokens,
+            "predicted_prompt_tokens": row.predicted,
+            "status": status,
+            "http_status": http_status,
+            "reason": reason,
+            "stream": row.stream,
+            "retries": max(0, row.attempt - 1),
+            "path": row.path,
+            "engine_version": view.version if view is not None else None,
+            "config_digest": self.state.config_digest,
+            "gateway_version": self.state.gateway_version,
+        }
+
+    def _residency(self, at: int, change: ev.ResidencyChange) -> Row:
+        view = self.state.replicas.setdefault(change.replica, ReplicaView())
+        if change.tier_after == "gpu":
+            view.slots[change.engine_name] = None
+        elif change.tier_before == "gpu":
+            view.slots.pop(change.engine_name, None)
+        return {
+            "at_ns": at,
+            "replica": change.replica,
+            "adapter": change.adapter,
+            "digest": self.state.digests.get(change.adapter),
+            "engine_name": change.engine_name,
+            "from_state": change.from_state,
+            "to_state": change.to_state,
+            "tier_before": None if change.tier_before in ("unknown", "base") else change.tier_before,
+            "tier_after": None if change.tier_after in ("unknown", "base") else change.tier_after,
+            "cause": change.cause,
+            "source": change.source,
+            "took_ns": change.took,
+        }
+
+    def _replica(
+        self, event: ev.ReplicaUp | ev.ReplicaDown | ev.ScrapeStarted | ev.ReplicaSampled, out: Emitted
+    ) -> None:
+        view = self.state.replicas.setdefault(event.replica, ReplicaView())
+        match event:
+            case ev.ScrapeStarted():
+                view.mark, view.at_mark = event.at, view.in_flight
+            case ev.ReplicaUp():
+                if event.process_start != view.process_start:
+                    view.slots.clear()
+                view.process_start = event.process_start
+                view.version = event.engine_version or view.version
+            case ev.ReplicaDown():
+                out.append(("samples", {"at_ns": event.at, "replica": event.replica, "up": False}))
+            case ev.ReplicaSampled():
+                out.append(("samples", _sample(event, view)))
+
+
+def _sample(event: ev.ReplicaSampled, view: ReplicaView) -> Row:
+    foreign = None
+    if event.running is not None and event.waiting is not None and event.scrape_start == view.mark:
+        foreign = max(0, event.running + event.waiting - view.at_mark)
+    return {
+        "at_ns": event.at,
+        "replica": event.replica,
+        "up": True,
+        "running": event.running,
+        "waiting": event.waiting,
+        "kv_usage": event.kv_usage,
+        "kv_tokens": event.kv_tokens,
+        "own_in_flight": view.in_flight,
+        "foreign": foreign,
+        "slots_used_believed": len(view.slots),
+        "process_start_ns": view.process_start,
+        "scrape_start_ns": event.scrape_start,
+        "age_ns": event.at - event.scrape_start,
+    }
+
+
+def decision_row(at: int, request: str, adapter: str | None, decision: ev.Decision) -> Row:
+    """The row of one decision; each cost term of its candidates in seconds."""
+    candidates = [
+        {
+            "replica": c.replica,
+            "tier": c.tier,
+            **{
+                f"{term}_s": getattr(c, term) / 1e9
+                for term in ("cost", "queue", "slot_wait", "prepare", "prefill", "externality")
+            },
+        }
+        for c in decision.candidates
+    ]
+    return {
+        "decision_id": decision.id,
+        "request_id": request,
+        "at_ns": at,
+        "policy": decision.policy,
+        "replica": decision.replica,
+        "adapter": adapter,
+        "reason": decision.reason,
+        "candidates": msgspec.json.encode(candidates).decode(),
+        "considered": decision.considered,
+    }
+
+
+_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_DECODER = msgspec.msgpack.Decoder(FoldState)
+
+
+def encode_fold(state: FoldState) -> bytes:
+    """The fold's state as bytes, for a snapshot."""
+    return _ENCODER.encode(state)
+
+
+def decode_fold(data: bytes) -> FoldState:
+    """The state in ``data``. Raises ``msgspec.DecodeError`` when the bytes are not one."""
+    return _DECODER.decode(data)

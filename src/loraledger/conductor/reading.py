@@ -1,0 +1,159 @@
+"""Reading a journal back: into rows, into the state it ended in, and against the kernel that wrote it.
+
+A segment stands alone: settings, snapshot, then steps. ``read_steps`` groups its frames into steps; ``fold_segment`` makes rows of
+them without running the kernel; ``last_state`` runs the kernel over the last segment to continue from where a process stopped;
+``verify`` runs it over every segment and compares each answer with the journalled one, byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from loraledger import events as ev
+from loraledger.conductor.fold import Emitted, FoldState, RowFold, decode_fold
+from loraledger.conductor.head import Head, decode_head
+from loraledger.errors import InputFileError
+from loraledger.kernel.fleet import Fleet
+from loraledger.kernel.settings import FleetSettings, decode_settings
+from loraledger.record.frames import Frame, Kind, read_segment, segments
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One event with what the kernel answered, as journalled. ``changes`` are residency changes, encoded."""
+
+    event: bytes
+    commands: bytes | None
+    changes: bytes | None
+    offset: int
+
+
+class Segment:
+    """One segment: its settings, the state at its start, and its steps. Raises ``InputFileError`` when its head is damaged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._frames: Iterator[Frame] = read_segment(path)
+        try:
+            self.settings: FleetSettings = decode_settings(self._expect(Kind.SETTINGS))
+            self.head: Head = decode_head(self._expect(Kind.SNAPSHOT))
+        except msgspec.MsgspecError as error:
+            raise InputFileError(f"{path}: not a journal of this version: {error}") from error
+
+    def _expect(self, kind: int) -> bytes:
+        frame = next(self._frames, None)
+        if frame is None or frame.kind != kind:
+            raise InputFileError(f"{self.path}: the segment's head is missing or damaged")
+        return frame.payload
+
+    def fleet(self) -> Fleet:
+        """The kernel as it was when the segment began."""
+        return Fleet.restore(self.settings, self.head.kernel)
+
+    def fold(self) -> FoldState:
+        """The fold's state as it was when the segment began."""
+        return decode_fold(self.head.fold)
+
+    def steps(self) -> Iterator[Step]:
+        """Each step in order. The last one may lack its answer: the process stopped between the two."""
+        event: Frame | None = None
+        commands = changes = None
+        for frame in self._frames:
+            if frame.kind == Kind.EVENT:
+                if event is not None:
+                    yield Step(event.payload, commands, changes, event.offset)
+                event, commands, changes = frame, None, None
+            elif frame.kind == Kind.COMMANDS:
+                commands = frame.payload
+            elif frame.kind == Kind.NOTE:
+                changes = frame.payload
+        if event is not None:
+            yield Step(event.payload, commands, changes, event.offset)
+
+
+def fold_segment(path: Path) -> tuple[Emitted, RowFold]:
+    """All rows that one segment completes, and the fold as it stands at its end (with the open requests)."""
+    segment = Segment(path)
+    fold = RowFold(segment.fold())
+    rows: Emitted = []
+    for step in segment.steps():
+        commands = ev.decode_commands(step.commands) if step.commands else []
+        changes = ev.decode_changes(step.changes) if step.changes else []
+        rows.extend(fold.step(ev.decode_event(step.event), commands, changes))
+    return rows, fold
+
+
+def last_state(directory: Path) -> tuple[Fleet, FoldState] | None:
+    """Kernel and fold as the last process left them; ``None`` if there is no usable segment.
+
+    The kernel is stepped through the whole last segment, so what it decided and could not journal any more is decided again.
+    """
+    for path in reversed(segments(directory)):
+        try:
+            segment = Segment(path)
+        except InputFileError:
+            continue  # a process that died while it created its segment: the one before holds the state
+        fleet, fold = segment.fleet(), RowFold(segment.fold())
+        for step in segment.steps():
+            event = ev.decode_event(step.event)
+            commands, changes, _ = fleet.step_with_changes(event)
+            fold.step(event, commands, changes)
+        return fleet, fold.state
+    return None
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first step at which a fresh kernel answered otherwise than the journal says."""
+
+    segment: str
+    offset: int
+    event: str
+    journalled: str
+    replayed: str
+
+
+class Verified(msgspec.Struct, frozen=True):
+    """What ``verify`` saw. ``steps`` counts compared answers, ``unanswered`` events at the end of a crashed segment."""
+
+    segments: int
+    steps: int
+    commands: int
+    unanswered: int
+    difference: Difference | None
+
+
+def verify(directory: Path) -> Verified:
+    """Step a fresh kernel through each segment and compare its commands with the journalled ones, byte for byte."""
+    steps = commands = unanswered = count = 0
+    for path in segments(directory):
+        segment = Segment(path)
+        fleet = segment.fleet()
+        count += 1
+        pending: tuple[Step, bytes] | None = None
+        for step in segment.steps():
+            if pending is not None and (found := _compare(path, *pending)):
+                return Verified(count, steps, commands, unanswered, found)
+            answer, _ = fleet.step(ev.decode_event(step.event))
+            pending = (step, ev.encode(answer) if answer else b"")
+            steps += 1
+            commands += len(answer)
+        if pending is not None and (found := _compare(path, *pending)):
+            if pending[0].commands is not None:
+                return Verified(count, steps, commands, unanswered, found)
+            unanswered += 1
+    return Verified(count, steps, commands, unanswered, None)
+
+
+def _compare(path: Path, step: Step, answer: bytes) -> Difference | None:
+    journalled = step.commands or b""
+    if journalled == answer:
+        return None
+    return Difference(
+        path.name,
+        step.offset,
+        repr(ev.decode_event(step.event)),
+        repr(ev.decode_commands(journalled) if journalled else []),
+        repr(ev.decode_commands(answer) if answer else []),
+    )

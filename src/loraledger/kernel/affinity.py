@@ -1,0 +1,139 @@
+"""Bounded affinity: stay with the replicas that hold the adapter until leaving is cheaper, counting what leaving costs others.
+
+Each adapter has a *placement set*, the replicas it was lately routed to. A request goes to the cheapest member, unless the
+cheapest outsider beats it by more than the near-tie margin with everything that a placement costs there: the load, its stall of
+every running stream, the expected reload of the adapter it pushes out. Then the set grows by that outsider, and the
+decision says by how much. That is the bound: a warm replica wins only while its delay stays below the cold-load penalty
+elsewhere (the locality argument of Balanced-PANDAS, arXiv 1702.07802, with measured times for its three levels).
+
+A member not used for ``placement_age`` seconds leaves the set. Each replica takes at most ``loads_per_minute`` new placements a
+minute, so that a burst cannot turn into an eviction storm. Near ties fall to rendezvous hashing, so that two gateways, or one
+gateway before and after a restart, break them alike.
+
+In a fleet above ``ALL`` replicas outsiders are sampled: the ``PREFERRED`` of highest rendezvous weight among a rotating window
+and ``SPREAD`` others; best-of-d already gives nearly all of the gain of looking at every one (Mitzenmacher's two choices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from loraledger.errors import ConfigError
+from loraledger.events import Candidate
+from loraledger.kernel.cost import candidate
+from loraledger.kernel.policy import Choice, Stability
+from loraledger.kernel.rendezvous import weight
+from loraledger.kernel.settings import MS, SECOND
+from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
+
+
+class BoundedAffinity:
+    """The default policy. Parameters: ``DEFAULTS`` below, all floats, set under ``policy.params``."""
+
+    name: ClassVar[str] = "bounded-affinity"
+    stability: ClassVar[Stability] = "beta"
+    reads: ClassVar[frozenset[str]] = frozenset(
+        {"outstanding", "residency", "load_time", "prefill_rate", "itl", "rate"}
+    )
+    defaults: ClassVar[Mapping[str, float]] = {
+        "externality": 0.25,  # weight of the delay done to others; 1 would count a stalled token like a late first token
+        "tie_ms": 5.0,
+        "tie_share": 0.02,
+        "placement_age_s": 600.0,
+    }
+
+    def __init__(self, params: Mapping[str, float], loads_per_minute: int) -> None:
+        merged = {**self.defaults, **params}
+        self._externality = merged["externality"]
+        self._tie = int(merged["tie_ms"] * MS)
+        self._tie_share = merged["tie_share"]
+        self._age = int(merged["placement_age_s"] * SECOND)
+        self._budget = loads_per_minute
+
+    def choose(
+        self, state: FleetState, request: RequestState, adapter: AdapterState | None, feasible: list[ReplicaState]
+    ) -> Choice:
+        """Cheapest member of the placement set, or the outsider that beats it; see the module's theory."""
+        if adapter is None:
+            return self._choose_for_base(state, request, feasible)
+        now, placed, factor = state.now, adapter.placed, self._externality
+        inside: list[Candidate] = []
+        outside: list[Candidate] = []
+        for replica in feasible:
+            scored = candidate(state, replica, request, adapter, factor)
+            last = placed.get(replica.spec.name)
+            if last is not None and now - last < self._age:
+                inside.append(scored)
+            elif self._may_grow(replica, now):
+                outside.append(scored)
+        if not inside and not outside:  # every churn budget is spent: better a load than no answer
+            outside = [candidate(state, replica, request, adapter, factor) for replica in feasible]
+        return self._pick(state, adapter, inside, outside, len(feasible))
+
+    def _pick(
+        self,
+        state: FleetState,
+        adapter: AdapterState,
+        inside: list[Candidate],
+        outside: list[Candidate],
+        considered: int,
+    ) -> Choice:
+        if not inside:
+            first = self._nearest(state, adapter, outside)
+            return _choice(first, outside, "first placement", considered)
+        best_in = min(inside, key=_cost)
+        if outside:
+            best_out = min(outside, key=_cost)
+            if best_out.cost + self._margin(best_in.cost) < best_in.cost:
+                chosen = self._nearest(state, adapter, outside)
+                reason = (
+                    f"set grows: {best_in.replica} would cost {best_in.cost / SECOND:.3f} s, "
+                    f"{chosen.replica} {chosen.cost / SECOND:.3f} s with its load"
+                )
+                return _choice(chosen, [*inside, *outside], reason, considered)
+        chosen = self._nearest(state, adapter, inside)
+        return _choice(chosen, [*inside, *outside], f"affinity: {chosen.tier}", considered)
+
+    def _margin(self, cost: int) -> int:
+        return max(self._tie, int(cost * self._tie_share))
+
+    def _nearest(self, state: FleetState, adapter: AdapterState, scored: list[Candidate]) -> Candidate:
+        """The cheapest; among near ties the one with the highest rendezvous weight."""
+        best = min(scored, key=_cost)
+        limit = best.cost + self._margin(best.cost)
+        near = [c for c in scored if c.cost <= limit]
+        if len(near) == 1:
+            return best
+        seed, replicas = adapter.seed, state.replicas
+        return max(near, key=lambda c: weight(seed, replicas[c.replica].seed))
+
+    def _may_grow(self, replica: ReplicaState, now: int) -> bool:
+        return now - replica.placements_since >= 60 * SECOND or replica.placements < self._budget
+
+    def _choose_for_base(self, state: FleetState, request: RequestState, feasible: list[ReplicaState]) -> Choice:
+        scored = [candidate(state, replica, request, None, 0.0) for replica in feasible]
+        best = min(scored, key=_cost)
+        limit = best.cost + self._tie
+        near = [c for c in scored if c.cost <= limit]
+        chosen = near[state.round_robin % len(near)]
+        return _choice(chosen, scored, "least cost for the base model", len(feasible))
+
+
+def _cost(scored: Candidate) -> int:
+    return scored.cost
+
+
+def _choice(chosen: Candidate, scored: list[Candidate], reason: str, considered: int) -> Choice:
+    others = sorted((c for c in scored if c is not chosen), key=_cost)[:2]
+    return Choice((chosen, *others), reason, considered)
+
+
+def check_params(name: str, params: Mapping[str, float], known: Mapping[str, float]) -> None:
+    """Refuse parameters that a policy does not have. Raises ``ConfigError`` naming those it has."""
+    unknown = [key for key in params if key not in known]
+    if unknown:
+        raise ConfigError(
+            f"policy.params: {name} has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}",
+            param=f"policy.params.{unknown[0]}",
+        )

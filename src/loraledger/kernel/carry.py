@@ -1,0 +1,52 @@
+"""Carrying what was learnt into a kernel with other settings.
+
+A restart with a changed file must not forget what the changed lines do not touch: a replica of the same name keeps its estimates,
+and, if its slots and host entries are the same, its believed tiers and registrations; an adapter of the same name and digest
+keeps its rates, its placement set, and what is held against it.
+"""
+
+from __future__ import annotations
+
+from loraledger.kernel.settings import FleetSettings
+from loraledger.kernel.state import FleetState, ReplicaState, fresh_state
+
+
+def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
+    """A state for ``settings`` with everything of ``old`` that still holds."""
+    new = fresh_state(settings)
+    new.now, new.next_decision, new.next_command = old.now, old.next_decision, old.next_command
+    new.output, new.retries, new.counters = old.output, min(old.retries, new.retries), old.counters
+    new.round_robin = old.round_robin
+    for name, replica in new.replicas.items():
+        before = old.replicas.get(name)
+        if before is not None:
+            _carry_replica(before, replica)
+    for name, adapter in new.adapters.items():
+        known = old.adapters.get(name)
+        if known is None or known.spec.digest != adapter.spec.digest:
+            _forget_registrations(new, name)
+            continue
+        known.spec = adapter.spec
+        known.placed = {r: at for r, at in known.placed.items() if r in new.replicas}
+        new.adapters[name] = known
+    for replica in new.replicas.values():
+        replica.registrations = {n: r for n, r in replica.registrations.items() if n in new.adapters}
+    return new
+
+
+def _carry_replica(before: ReplicaState, replica: ReplicaState) -> None:
+    for figure in ("itl", "prefill_rate", "load_ratio"):
+        learnt, prior = getattr(before, figure), getattr(replica, figure).prior
+        learnt.prior = prior
+        setattr(replica, figure, learnt)
+    replica.drift, replica.draining = before.drift, before.draining
+    same = (before.spec.slots, before.spec.host_entries) == (replica.spec.slots, replica.spec.host_entries)
+    if same:
+        replica.tiers, replica.registrations = before.tiers, before.registrations
+        replica.process_start, replica.engine_version = before.process_start, before.engine_version
+        replica.kv_tokens = replica.spec.kv_tokens if replica.spec.kv_tokens is not None else before.kv_tokens
+
+
+def _forget_registrations(state: FleetState, name: str) -> None:
+    for replica in state.replicas.values():
+        replica.registrations.pop(name, None)

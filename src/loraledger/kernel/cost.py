@@ -1,0 +1,149 @@
+"""What it would cost to send one request to one replica, in nanoseconds, term by term.
+
+cost = queue + slot_wait + prepare + prefill + externality
+
+- **queue**: prefill tokens sent and not yet answered over the measured prefill rate; plus decode work in hand over the
+  replica's parallel decode speed, weighted by how full the batch is (an idle seat means that decode work delays nobody; a
+  full batch means that it delays by all of it); plus loads under way, since each stalls the engine step.
+- **slot_wait**: other adapters hold all slots with requests in flight, so the engine would skip this request until one of them
+  drains (vLLM V1 scheduler, cap of distinct adapters in a step).
+- **prepare**: nothing in a slot; an activation from the host; a load from disk; or what is left of a load under way.
+- **prefill**: this prompt over the measured prefill rate.
+- **externality**: what the load does to others: its stall times the streams that are running there, and the expected reload of
+  the adapter that it pushes out (Little's law: how likely that one is wanted again within its own residence there).
+
+The terms use outstanding work that this gateway sent, plus what a sample showed beyond it (``foreign``), never a bare queue depth.
+"""
+
+from __future__ import annotations
+
+from loraledger.events import Candidate, HitClass
+from loraledger.kernel.residency import Registration
+from loraledger.kernel.settings import SECOND
+from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
+
+RATE_TAU = 60.0
+"""Seconds over which an adapter's arrival rate is averaged."""
+
+
+def load_time(replica: ReplicaState, size: int, now: int) -> int:
+    """Expected duration of a load from disk of ``size`` bytes: overhead and bandwidth priors, scaled by what was measured."""
+    spec = replica.spec
+    prior = spec.load_overhead + size * SECOND // spec.load_bytes_per_s
+    return int(prior * replica.load_ratio.value(now))
+
+
+def tier_of(replica: ReplicaState, registration: Registration | None) -> HitClass:
+    """The tier of an adapter on a replica as believed: ``disk`` where it is not registered, ``unknown`` where never seen used."""
+    if registration is None or registration.state in ("absent", "wanted", "loading", "parked", "evicting"):
+        return "disk"
+    if registration.state == "unknown" or not registration.known:
+        return "unknown"
+    return replica.tiers.tier(registration.engine_name)
+
+
+def _half(times: float) -> float:
+    return float(0.5**times)
+
+
+def arrival_rate(adapter: AdapterState, now: int) -> float:
+    """Requests a second of this adapter, exponentially averaged over ``RATE_TAU``."""
+    return adapter.rate * _half((now - adapter.rate_at) / (RATE_TAU * SECOND))
+
+
+def note_arrival(adapter: AdapterState, now: int) -> None:
+    """Count one arrival into the adapter's rate (0.693 = ln 2: the average of a Poisson stream is then its rate)."""
+    adapter.rate = arrival_rate(adapter, now) + 0.6931 / RATE_TAU
+    adapter.rate_at = now
+
+
+def queue_time(replica: ReplicaState, itl: float, prefill_rate: float, now: int) -> int:
+    """Expected wait in the engine before this request's prefill begins, ns."""
+    spec = replica.spec
+    seats = len(replica.in_flight) + replica.foreign
+    fullness = min(1.0, seats / spec.max_seqs)
+    decode = replica.decode_out * itl / spec.max_seqs * fullness * fullness
+    prefill = replica.prefill_out * SECOND / prefill_rate
+    if seats >= spec.max_seqs:
+        # A seat comes free each mean service time over the seats; those already waiting are served first.
+        mean_out = replica.decode_out / max(1, len(replica.in_flight))
+        decode = max(decode, (seats - spec.max_seqs + 1) * mean_out * itl / spec.max_seqs)
+    return int(prefill + decode) + loads_ahead(replica, now)
+
+
+def loads_ahead(replica: ReplicaState, now: int) -> int:
+    """What is left of the load in hand and of those wanted behind it, ns."""
+    if replica.loading is None:
+        return 0
+    registration = replica.registrations[replica.loading]
+    left = max(0, registration.started + registration.expected - now)
+    return left + len(replica.wanted) * registration.expected
+
+
+def slot_wait(replica: ReplicaState, adapter: str, itl: float) -> int:
+    """Expected time until one of the adapters in flight frees a slot; 0 if this one has or can have one."""
+    in_flight = replica.adapters
+    excess = len(in_flight) + 1 - replica.spec.slots
+    if adapter in in_flight or excess <= 0:
+        return 0
+    fewest = min(in_flight.values())
+    mean_out = replica.decode_out / max(1, len(replica.in_flight))
+    return int(excess * mean_out * itl * fewest / (fewest + 1))
+
+
+def reload_of_victim(state: FleetState, replica: ReplicaState, name: str, now: int) -> float:
+    """Expected cost to others of the slot that ``name`` takes: chance that its holder is wanted again, times bringing it back."""
+    victim_name = replica.tiers.victim(name)
+    if victim_name is None:
+        return 0.0
+    victim = state.adapters.get(victim_name.rpartition("@")[0])
+    if victim is None:
+        return 0.0
+    holders = max(1, len(victim.placed))
+    # Its residence here, were it left alone: one turn of the LRU list, at most a minute.
+    chance = 1.0 - _half(arrival_rate(victim, now) / holders * 60.0)
+    return chance * (replica.spec.activation + load_time(replica, victim.spec.bytes, now) * 0.5)
+
+
+def candidate(
+    state: FleetState, replica: ReplicaState, request: RequestState, adapter: AdapterState | None, weight: float
+) -> Candidate:
+    """The full cost of ``request`` on ``replica`` now. ``weight`` scales the externality."""
+    now = state.now
+    itl, prefill_rate = replica.itl.value(now), replica.prefill_rate.value(now)
+    queue = queue_time(replica, itl, prefill_rate, now)
+    prefill = int(request.prompt * SECOND / prefill_rate)
+    if adapter is None:
+        return Candidate(replica.spec.name, "base", queue + prefill, queue, 0, 0, prefill, 0)
+    name = adapter.spec.name
+    registration = replica.registrations.get(name)
+    tier = tier_of(replica, registration)
+    wait = slot_wait(replica, name, itl)
+    if tier == "gpu" and not needs_verifying(adapter, registration):
+        return Candidate(replica.spec.name, tier, queue + wait + prefill, queue, wait, 0, prefill, 0)
+    prepare, stall = preparation(replica, registration, adapter, tier, now)
+    external = 0
+    if stall:
+        streams = len(replica.in_flight) + replica.foreign
+        engine_name = registration.engine_name if registration is not None else name
+        external = int(weight * (stall * streams + reload_of_victim(state, replica, engine_name, now)))
+    cost = queue + wait + prepare + prefill + external
+    return Candidate(replica.spec.name, tier, cost, queue, wait, prepare, prefill, external)
+
+
+def needs_verifying(adapter: AdapterState, registration: Registration | None) -> bool:
+    """Whether this replica must first prove by an explicit load that a suspected adapter can be read."""
+    return adapter.suspect_since > 0 and (registration is None or registration.verified <= adapter.suspect_since)
+
+
+def preparation(
+    replica: ReplicaState, registration: Registration | None, adapter: AdapterState, tier: HitClass, now: int
+) -> tuple[int, int]:
+    """(what this request waits for, what it newly stalls), ns. A load already under way stalls nobody anew."""
+    if registration is not None and registration.state == "loading":
+        return max(0, registration.started + registration.expected - now), 0
+    activation = replica.spec.activation
+    if tier in ("gpu", "host") and not needs_verifying(adapter, registration):
+        return (activation, activation) if tier == "host" else (0, 0)
+    load = load_time(replica, adapter.spec.bytes, now) + activation
+    return load, load

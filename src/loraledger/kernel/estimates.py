@@ -1,0 +1,49 @@
+"""Figures that start from a prior, shrink toward what is observed, and decay back with age.
+
+Theory of operation. An ``Estimate`` is a weighted mean of its prior (weight ``PRIOR_WEIGHT`` observations) and what was seen.
+The weight of what was seen halves every ``HALF_LIFE``, so a replica that was slow an hour ago is given the benefit of the doubt
+again: the decay is the exploration, and it is bounded by the prior. One observation moves the mean by at most ``CLIP`` times the
+present value, so one bad sample never bans a replica.
+
+This is the posterior mean of a normal model with known prior weight (shrinkage); the half-life makes it a forgetting filter.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PRIOR_WEIGHT = 3.0
+HALF_LIFE = 600 * 1_000_000_000
+CLIP = 4.0
+MAX_WEIGHT = 50.0
+
+
+class Estimate(msgspec.Struct, array_like=True):
+    """One learnt figure. ``mean`` and ``weight`` describe what was observed up to ``at`` (ns); ``n`` counts observations."""
+
+    prior: float
+    mean: float = 0.0
+    weight: float = 0.0
+    at: int = 0
+    n: int = 0
+
+    def value(self, now: int) -> float:
+        """The figure to use at ``now``."""
+        if self.weight == 0.0:
+            return self.prior
+        weight = self.weight * self._decay(now)
+        return (self.prior * PRIOR_WEIGHT + self.mean * weight) / (PRIOR_WEIGHT + weight)
+
+    def observe(self, value: float, now: int) -> None:
+        """Take in one observation, clipped to within ``CLIP`` times the present value."""
+        current = self.value(now)
+        clipped = min(max(value, current / CLIP), current * CLIP)
+        weight = self.weight * self._decay(now)
+        self.mean = (self.mean * weight + clipped) / (weight + 1.0)
+        self.weight = min(weight + 1.0, MAX_WEIGHT)
+        self.at = now
+        self.n += 1
+
+    def _decay(self, now: int) -> float:
+        age = now - self.at
+        return 1.0 if age < HALF_LIFE // 64 else 0.5 ** (age / HALF_LIFE)

@@ -1,0 +1,157 @@
+"""What a broken attempt means: retry it elsewhere, suspect its adapter, or give up.
+
+An attempt that broke before a byte reached the client may be tried once more, within a retry budget (a share of arrivals that
+can be saved up), and never on the replica where it broke while there is another.
+
+**Poison.** A registered adapter that the engine cannot read kills the engine in the step that needs it, and a naive retry would
+kill the next replica. So an attempt that was *delivered* and broke is held until a check has shown what became of the engine:
+
+- it lives: the attempt is retried;
+- it exited: each adapter that had a request there without a first token, or a load under way, is *suspect* from that moment.
+  A suspect adapter is used on a replica only after an explicit load under a new name has succeeded there, because an explicit
+  load of unreadable files is refused by the engine instead of killing it. If that load fails, or if a second exit coincides with
+  the adapter within the parking time, it is parked fleet-wide.
+
+So one bad adapter costs one replica (two, if it can be loaded and kills in use), and a killed replica costs its innocent
+adapters one load each.
+"""
+
+from __future__ import annotations
+
+from loraledger.events import AttemptFailed, Check
+from loraledger.kernel import loads, queues
+from loraledger.kernel.dispatch import release
+from loraledger.kernel.policy import Policy
+from loraledger.kernel.routing import deactivate, pump, settle
+from loraledger.kernel.state import AdapterState, ReplicaState, RequestState, Turn
+
+NOT_REGISTERED = "not_registered"
+"""Reason of an attempt that the engine refused because it does not know the name: it did no work."""
+CONNECT = "connect"
+"""How the reason of an attempt begins whose bytes never reached the engine."""
+ATTEMPTS = 2
+
+
+def attempt_failed(turn: Turn, policy: Policy, event: AttemptFailed) -> None:
+    """One attempt broke before a byte reached the client."""
+    request = turn.state.requests.get(event.request)
+    if request is None or request.attempt != event.attempt:
+        return
+    replica = release(turn, request)
+    if replica is None:
+        return
+    request.failed_on = replica.spec.name
+    request.failure = (event.status, event.http_status, event.reason)
+    turn.count(f"attempts_failed:{event.status}")
+    if event.reason == NOT_REGISTERED:
+        _forgotten(turn, replica, request)
+        retry(turn, policy, request)
+    elif event.status == "upstream_timeout":
+        give_up(turn, request)  # a second try would only add to what makes the engine slow
+    elif not replica.up:
+        if request.adapter is not None and not event.reason.startswith(CONNECT):
+            suspect(turn, request.adapter, replica.exited_at)
+        retry(turn, policy, request)
+    else:
+        _doubt(turn, replica)
+        if event.reason.startswith(CONNECT):
+            retry(turn, policy, request)
+        else:
+            if request.adapter is not None:
+                replica.exit_suspects[request.adapter] = None
+            turn.state.held[request.id] = None
+            queues.hold(turn, request, "replica_check", request.decision)
+    pump(turn, policy)
+
+
+def retry(turn: Turn, policy: Policy, request: RequestState) -> None:
+    """Try ``request`` once more if it may be and the budget allows; refuse it otherwise."""
+    state = turn.state
+    if request.attempt >= ATTEMPTS:
+        give_up(turn, request)
+    elif state.retries < 1.0:
+        deactivate(turn, request)
+        queues.refuse(
+            turn,
+            request,
+            503,
+            "retry_budget_spent",
+            "the replica failed and the retry budget is spent",
+            None,
+            "upstream_failed",
+        )
+    else:
+        state.retries -= 1.0
+        turn.count("retries")
+        settle(turn, policy, request)
+
+
+def give_up(turn: Turn, request: RequestState) -> None:
+    """Answer with what the last attempt met."""
+    status, http_status, reason = request.failure or ("upstream_failed", None, "unknown")
+    deactivate(turn, request)
+    answer = 504 if status == "upstream_timeout" else 502
+    message = f"replica {request.failed_on} failed: {reason}" + (f" (HTTP {http_status})" if http_status else "")
+    code = "upstream_timeout" if status == "upstream_timeout" else "upstream_failed"
+    queues.refuse(turn, request, answer, code, message, None, status)  # type: ignore[arg-type]
+
+
+def earn(turn: Turn) -> None:
+    """Each arrival earns a share of a retry."""
+    limits = turn.settings.limits
+    turn.state.retries = min(turn.state.retries + limits.retry_ratio, float(limits.retry_burst))
+
+
+def exited(turn: Turn, replica: ReplicaState) -> None:
+    """The engine of ``replica`` is gone: suspect every adapter whose use coincided."""
+    replica.exited_at = turn.now
+    turn.count("engine_exits")
+    names = dict(replica.exit_suspects)
+    for key in replica.in_flight:
+        request = turn.state.requests[key]
+        if request.phase == "sent" and request.adapter is not None:
+            names[request.adapter] = None
+    if replica.loading is not None:
+        names[replica.loading] = None
+    replica.exit_suspects.clear()
+    for name in names:
+        suspect(turn, name, turn.now)
+
+
+def suspect(turn: Turn, name: str, at: int) -> None:
+    """An engine exit at ``at`` coincided with the use of this adapter; the second exit in the parking time parks it."""
+    adapter = turn.state.adapters.get(name)
+    if adapter is None or adapter.suspect_since == at:
+        return
+    repeated = adapter.suspect_since > 0 and at - adapter.suspect_since < turn.settings.limits.park
+    adapter.strikes = adapter.strikes + 1 if repeated else 1
+    adapter.suspect_since = at
+    turn.count("adapters_suspected")
+    if adapter.strikes > 1:
+        loads.park(turn, adapter, f"its use coincided with {adapter.strikes} engine exits", permanent=False)
+
+
+def settle_held(turn: Turn, policy: Policy, replica: ReplicaState) -> None:
+    """The fate of ``replica`` is known: requests that were held for it go on."""
+    name = replica.spec.name
+    for key in [k for k in turn.state.held if turn.state.requests[k].failed_on == name]:
+        del turn.state.held[key]
+        retry(turn, policy, turn.state.requests[key])
+
+
+def unpark(adapter: AdapterState) -> None:
+    """An operator vouches for the adapter: nothing is held against it, but it must still be verified."""
+    adapter.parked_until, adapter.parked_reason, adapter.strikes = 0, None, 0
+
+
+def _doubt(turn: Turn, replica: ReplicaState) -> None:
+    if not replica.doubted:
+        turn.commands.append(Check(replica.spec.name))
+    replica.doubted = turn.now
+
+
+def _forgotten(turn: Turn, replica: ReplicaState, request: RequestState) -> None:
+    turn.drift(replica, "registration_lost")
+    registration = replica.registrations.get(request.adapter or "")
+    if registration is not None and request.adapter is not None:
+        loads.step(turn, replica, request.adapter, registration, "gone", NOT_REGISTERED)

@@ -1,0 +1,212 @@
+"""The kernel's whole state, as plain data: what a snapshot holds and what a fresh process continues from.
+
+Everything is a msgspec struct of numbers, strings, lists and insertion-ordered dicts. No set is ever iterated and no hash order
+is ever visible, so the same events give the same commands in any process. Times are ns since the epoch, durations ns.
+"""
+
+from __future__ import annotations
+
+from heapq import heappush
+from typing import Literal
+
+import msgspec
+
+from loraledger.events import AdapterSpec, Command, Decision, ResidencyChange
+from loraledger.kernel.estimates import Estimate
+from loraledger.kernel.rendezvous import seed_of
+from loraledger.kernel.residency import Registration
+from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
+from loraledger.tiers import EngineTiers
+
+Phase = Literal["queued", "loading", "sent", "streaming", "held"]
+
+
+class RequestState(msgspec.Struct):
+    """One accepted request. ``expect`` is the output that is expected of it, in tokens."""
+
+    id: str
+    tenant: str
+    adapter: str | None
+    prompt: int
+    expect: int
+    arrived: int
+    deadline: int
+    phase: Phase = "queued"
+    replica: str | None = None
+    attempt: int = 0
+    dispatched: int = 0
+    lone: bool = False
+    """Its prefill had the replica to itself, so its first token measures the prefill rate."""
+    decision: Decision | None = None
+    moves: int = 0
+    """How often a failed load sent it to another replica."""
+    failed_on: str | None = None
+    failure: tuple[str, int | None, str] | None = None
+    """Status, HTTP status and reason of the attempt that failed."""
+
+
+class ReplicaState(msgspec.Struct):
+    """One replica as this gateway knows it: what was sent, what was sampled, what is believed."""
+
+    spec: ReplicaSpec
+    tiers: EngineTiers
+    itl: Estimate
+    prefill_rate: Estimate
+    load_ratio: Estimate
+    """Measured over predicted duration of explicit loads."""
+    seed: int = 0
+    up: bool = False
+    draining: bool = False
+    doubted: int = 0
+    """When an attempt broke there; 0 once a later look has shown that the engine lives."""
+    reason: str | None = "not contacted yet"
+    process_start: int | None = None
+    engine_version: str | None = None
+    registrations: dict[str, Registration] = {}
+    in_flight: dict[str, None] = {}
+    adapters: dict[str, int] = {}
+    """Requests in flight by adapter."""
+    prefill_out: int = 0
+    """Prompt tokens sent whose first token has not come."""
+    decode_out: int = 0
+    """Output tokens expected of the requests in flight."""
+    kv_own: int = 0
+    """KV tokens that the requests in flight may come to hold."""
+    own_at_mark: int = 0
+    kv_at_mark: int = 0
+    mark: int = 0
+    foreign: int = 0
+    foreign_kv: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    kv_usage: float | None = None
+    kv_tokens: int | None = None
+    sampled: int | None = None
+    loading: str | None = None
+    wanted: dict[str, None] = {}
+    placements_since: int = 0
+    placements: int = 0
+    exit_suspects: dict[str, None] = {}
+    """Adapters whose attempt broke there while the engine's fate is unknown."""
+    exited_at: int = 0
+    drift: dict[str, int] = {}
+
+
+class AdapterState(msgspec.Struct):
+    """One adapter fleet-wide. ``placed``: replicas it is routed to without a new load, and when it last was."""
+
+    spec: AdapterSpec
+    output: Estimate
+    seed: int = 0
+    placed: dict[str, int] = {}
+    rate: float = 0.0
+    rate_at: int = 0
+    suspect_since: int = 0
+    """Its use coincided with an engine exit at this time: each replica must verify it by an explicit load first."""
+    strikes: int = 0
+    parked_until: int = 0
+    parked_reason: str | None = None
+
+
+class TenantState(msgspec.Struct):
+    """One tenant's use of the gateway."""
+
+    spec: TenantSpec
+    active: int = 0
+    queue: dict[str, None] = {}
+
+
+class FleetState(msgspec.Struct):
+    """Everything that a kernel knows."""
+
+    replicas: dict[str, ReplicaState]
+    adapters: dict[str, AdapterState]
+    tenants: dict[str, TenantState]
+    output: Estimate
+    requests: dict[str, RequestState] = {}
+    desired: dict[str, None] = {}
+    """Adapters that should be held by some replicas at all times."""
+    timers: list[tuple[int, str]] = []
+    """Heap of (when, request or empty): deadlines of queued requests, ends of pauses."""
+    held: dict[str, None] = {}
+    now: int = 0
+    queued: int = 0
+    waiting_tenants: dict[str, None] = {}
+    """Tenants with queued requests, the one to be served next first."""
+    next_decision: int = 1
+    next_command: int = 1
+    commands: dict[int, tuple[str, str]] = {}
+    """Commands under way: id to (replica, adapter)."""
+    retries: float = 0.0
+    round_robin: int = 0
+    counters: dict[str, int] = {}
+
+
+class Turn:
+    """One step in the making: the state, the time, and what the step has decided so far."""
+
+    __slots__ = ("changes", "commands", "now", "settings", "state")
+
+    def __init__(self, settings: FleetSettings, state: FleetState) -> None:
+        self.settings = settings
+        self.state = state
+        self.now = state.now
+        self.commands: list[Command] = []
+        self.changes: list[ResidencyChange] = []
+
+    def count(self, name: str) -> None:
+        """Add one to a named counter."""
+        counters = self.state.counters
+        counters[name] = counters.get(name, 0) + 1
+
+    def drift(self, replica: ReplicaState, kind: str) -> None:
+        """What the engine shows contradicts what was believed: counted, never an error."""
+        replica.drift[kind] = replica.drift.get(kind, 0) + 1
+        self.count(f"drift:{kind}")
+
+    def wake(self, at: int) -> None:
+        """Ask to be stepped at ``at``."""
+        heappush(self.state.timers, (at, ""))
+
+    def command_id(self, replica: str, adapter: str) -> int:
+        """A fresh id for a command whose outcome will be reported."""
+        number = self.state.next_command
+        self.state.next_command = number + 1
+        self.state.commands[number] = (replica, adapter)
+        return number
+
+
+def fresh_state(settings: FleetSettings) -> FleetState:
+    """The state of a kernel that has seen nothing yet."""
+    state = FleetState(
+        replicas={
+            spec.name: ReplicaState(
+                spec=spec,
+                tiers=EngineTiers(spec.slots, max(spec.host_entries, spec.slots)),
+                itl=Estimate(float(spec.itl)),
+                prefill_rate=Estimate(float(spec.prefill_tokens_per_s)),
+                load_ratio=Estimate(1.0),
+                seed=seed_of(spec.name),
+                kv_tokens=spec.kv_tokens,
+            )
+            for spec in settings.replicas
+        },
+        adapters={},
+        tenants={spec.name: TenantState(spec) for spec in settings.tenants},
+        output=Estimate(128.0),
+        retries=float(settings.limits.retry_burst),
+    )
+    for spec in settings.adapters:
+        declare(state, spec)
+    return state
+
+
+def declare(state: FleetState, spec: AdapterSpec) -> AdapterState:
+    """Put an adapter into the catalog, or give it its new files; a new digest clears what was held against the old one."""
+    adapter = AdapterState(spec, Estimate(state.output.value(state.now)), seed_of(spec.name))
+    state.adapters[spec.name] = adapter
+    if spec.replicas:
+        state.desired[spec.name] = None
+    else:
+        state.desired.pop(spec.name, None)
+    return adapter

@@ -1,0 +1,93 @@
+"""An engine's adapter tiers as it really runs them: two LRU lists, host cache and slots.
+
+Theory of operation. vLLM keeps two least-recently-used lists in each worker: adapters in host memory (a *count*,
+``max_cpu_loras``) and adapters in GPU slots (``max_loras``). What it does when a step needs an adapter:
+
+1. not on the host: read it from disk, evict the oldest host entry if the list is full (which also empties that adapter's slot);
+2. not in a slot: evict the oldest slot if all are taken, copy it in;
+3. move it to the young end of both lists.
+
+An explicit load call does the same. Unloading only forgets the *name*: the entry stays in both lists until its turn comes, so
+names here are engine-side versioned names and a reload is another entry. The lists do not protect the batch in hand.
+
+The kernel keeps one ``EngineTiers`` per replica as its belief and replays what it sent; the twin keeps one as the truth.
+Python dicts keep insertion order, so a dict is the LRU list: first key oldest.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from loraledger.events import Tier
+
+
+class Movement(msgspec.Struct, frozen=True, gc=False):
+    """What one use of an adapter moved. ``loaded``: disk to host; ``activated``: host to slot."""
+
+    loaded: bool = False
+    activated: bool = False
+    evicted_host: str | None = None
+    evicted_slot: str | None = None
+
+
+_HIT = Movement()
+
+
+class EngineTiers(msgspec.Struct):
+    """Both lists of one engine. ``slots`` and ``host_entries`` are counts; ``host`` always contains ``active``."""
+
+    slots: int
+    host_entries: int
+    active: dict[str, None] = msgspec.field(default_factory=dict)
+    host: dict[str, None] = msgspec.field(default_factory=dict)
+
+    def tier(self, name: str) -> Tier:
+        """Where this registered adapter's bytes are: ``gpu``, ``host`` or ``disk``."""
+        if name in self.active:
+            return "gpu"
+        return "host" if name in self.host else "disk"
+
+    def use(self, name: str) -> Movement:
+        """A step (or a load call) needs ``name``: bring it into a slot and return what moved."""
+        active, host = self.active, self.host
+        if name in active:
+            del active[name], host[name]
+            active[name] = host[name] = None
+            return _HIT
+        loaded = name not in host
+        evicted_host = evicted_slot = None
+        if not loaded:
+            del host[name]
+        elif len(host) >= self.host_entries:
+            evicted_host = next(iter(host))
+            del host[evicted_host]
+            if evicted_host in active:
+                del active[evicted_host]
+                evicted_slot = evicted_host
+        host[name] = None
+        if len(active) >= self.slots:
+            evicted_slot = next(iter(active))
+            del active[evicted_slot]
+        active[name] = None
+        return Movement(loaded, True, evicted_host, evicted_slot)
+
+    def victim(self, name: str) -> str | None:
+        """The adapter that would lose its slot if ``name`` were used now; ``None`` if none would."""
+        if name in self.active or len(self.active) < self.slots:
+            return None
+        if name not in self.host and len(self.host) >= self.host_entries:
+            oldest = next(iter(self.host))
+            if oldest in self.active:
+                return oldest
+        return next(iter(self.active))
+
+    def drop(self, name: str, tier: Tier) -> None:
+        """The engine reported that ``name`` left ``tier``; leaving the host empties its slot too."""
+        self.active.pop(name, None)
+        if tier == "host":
+            self.host.pop(name, None)
+
+    def clear(self) -> None:
+        """The engine's process is new: nothing is resident."""
+        self.active.clear()
+        self.host.clear()
