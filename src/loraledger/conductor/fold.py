@@ -2,8 +2,8 @@
 
 Theory of operation. ``RowFold`` takes the same three streams that the journal holds, in order, and emits a row as soon as
 nothing more will be known of it. It runs beside the kernel while the gateway serves, and again over a journal when that is
-compacted or read after a crash: one code, so a row cannot depend on which way it came. Its own state (open rows, loads under way, believed
-slots) is plain data and part of each snapshot, so that a segment can be folded alone.
+compacted or read after a crash: one code, so a row cannot depend on which way it came. Its own state (open rows, loads under
+way, believed slots) is plain data and part of each snapshot, so that a segment can be folded alone.
 
 ``GatewayStarted`` closes what an earlier process left open as ``gateway_crashed``.
 """

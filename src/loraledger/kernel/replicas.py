@@ -73,7 +73,7 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
             replica.foreign_kv = max(0, used - replica.kv_at_mark) if replica.foreign else 0
     if event.registered is not None:
         reconcile(turn, replica, event.registered, event.scrape_start, first=False)
-    if replica.doubted and event.scrape_start >= replica.doubted:
+    if replica.doubted and event.scrape_start >= replica.doubted + failures.DOUBT:
         replica.doubted = 0
         replica.exit_suspects.clear()
         failures.settle_held(turn, policy, replica)
