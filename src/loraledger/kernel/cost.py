@@ -17,6 +17,8 @@ The terms use outstanding work that this gateway sent, plus what a sample showed
 
 from __future__ import annotations
 
+from itertools import islice
+
 from loraledger.events import Candidate, HitClass
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import SECOND
@@ -57,7 +59,7 @@ def note_arrival(adapter: AdapterState, now: int) -> None:
     adapter.rate_at = now
 
 
-def queue_time(replica: ReplicaState, itl: float, prefill_rate: float, now: int) -> int:
+def queue_time(replica: ReplicaState, itl: float, prefill_rate: float) -> int:
     """Expected wait in the engine before this request's prefill begins, ns."""
     spec = replica.spec
     seats = len(replica.in_flight) + replica.foreign
@@ -68,16 +70,25 @@ def queue_time(replica: ReplicaState, itl: float, prefill_rate: float, now: int)
         # A seat comes free each mean service time over the seats; those already waiting are served first.
         mean_out = replica.decode_out / max(1, len(replica.in_flight))
         decode = max(decode, (seats - spec.max_seqs + 1) * mean_out * itl / spec.max_seqs)
-    return int(prefill + decode) + loads_ahead(replica, now)
+    return int(prefill + decode) + replica.stall_out
 
 
-def loads_ahead(replica: ReplicaState, now: int) -> int:
-    """What is left of the load in hand and of those wanted behind it, ns."""
+def load_left(replica: ReplicaState, now: int) -> int:
+    """What is left of the load under way, ns. Those wanted behind it do not delay a prefill: between two loads the engine steps."""
     if replica.loading is None:
         return 0
     registration = replica.registrations[replica.loading]
-    left = max(0, registration.started + registration.expected - now)
-    return left + len(replica.wanted) * registration.expected
+    return max(0, registration.started + registration.expected - now)
+
+
+def wanted_ahead(replica: ReplicaState, name: str | None) -> int:
+    """Expected duration of the loads wanted before ``name`` (all of them if it is not wanted yet), ns."""
+    total = 0
+    for wanted in replica.wanted:
+        if wanted == name:
+            break
+        total += replica.registrations[wanted].expected
+    return total
 
 
 def slot_wait(replica: ReplicaState, adapter: str, itl: float) -> int:
@@ -91,18 +102,26 @@ def slot_wait(replica: ReplicaState, adapter: str, itl: float) -> int:
     return int(excess * mean_out * itl * fewest / (fewest + 1))
 
 
-def reload_of_victim(state: FleetState, replica: ReplicaState, name: str, now: int) -> float:
-    """Expected cost to others of the slot that ``name`` takes: chance that its holder is wanted again, times bringing it back."""
-    victim_name = replica.tiers.victim(name)
-    if victim_name is None:
+def reload_of_victim(state: FleetState, replica: ReplicaState, name: str, streams: int, now: int) -> float:
+    """Expected cost to others of the slot that ``name`` takes: chance that its holder is wanted again, times bringing it back.
+
+    Slots that loads under way will fill are taken already: without that, a cold fleet piles its first placements on one replica.
+    """
+    pending = len(replica.wanted) + (replica.loading is not None)
+    free = replica.spec.slots - len(replica.tiers.active) - pending
+    if free > 0 or name in replica.tiers.active:
         return 0.0
-    victim = state.adapters.get(victim_name.rpartition("@")[0])
-    if victim is None:
-        return 0.0
-    holders = max(1, len(victim.placed))
+    victim_name = next(islice(replica.tiers.active, min(-free, max(0, len(replica.tiers.active) - 1)), None), None)
+    victim = None if victim_name is None else state.adapters.get(victim_name.rpartition("@")[0])
+    if victim is None:  # one that is only now being loaded: it is wanted for sure
+        return (
+            float(load_time(replica, state.adapters[next(iter(replica.wanted))].spec.bytes, now))
+            if replica.wanted
+            else 0.0
+        )
     # Its residence here, were it left alone: one turn of the LRU list, at most a minute.
-    chance = 1.0 - _half(arrival_rate(victim, now) / holders * 60.0)
-    return chance * (replica.spec.activation + load_time(replica, victim.spec.bytes, now) * 0.5)
+    chance = 1.0 - _half(arrival_rate(victim, now) / max(1, len(victim.placed)) * 60.0)
+    return chance * (replica.spec.activation + load_time(replica, victim.spec.bytes, now)) * (1 + streams)
 
 
 def candidate(
@@ -111,24 +130,35 @@ def candidate(
     """The full cost of ``request`` on ``replica`` now. ``weight`` scales the externality."""
     now = state.now
     itl, prefill_rate = replica.itl.value(now), replica.prefill_rate.value(now)
-    queue = queue_time(replica, itl, prefill_rate, now)
+    queue = queue_time(replica, itl, prefill_rate)
     prefill = int(request.prompt * SECOND / prefill_rate)
+    left = load_left(replica, now)
     if adapter is None:
+        queue += left
         return Candidate(replica.spec.name, "base", queue + prefill, queue, 0, 0, prefill, 0)
     name = adapter.spec.name
     registration = replica.registrations.get(name)
     tier = tier_of(replica, registration)
     wait = slot_wait(replica, name, itl)
     if tier == "gpu" and not needs_verifying(adapter, registration):
+        queue += left
         return Candidate(replica.spec.name, tier, queue + wait + prefill, queue, wait, 0, prefill, 0)
-    prepare, stall = preparation(replica, registration, adapter, tier, now)
+    prepare, stall = preparation(replica, registration, adapter, tier, left, now)
     external = 0
     if stall:
-        streams = len(replica.in_flight) + replica.foreign
+        others = len(replica.in_flight) + replica.foreign + load_waiters(replica)
         engine_name = registration.engine_name if registration is not None else name
-        external = int(weight * (stall * streams + reload_of_victim(state, replica, engine_name, now)))
+        external = int(weight * (stall * others + reload_of_victim(state, replica, engine_name, others, now)))
     cost = queue + wait + prepare + prefill + external
     return Candidate(replica.spec.name, tier, cost, queue, wait, prepare, prefill, external)
+
+
+def load_waiters(replica: ReplicaState) -> int:
+    """Requests that wait in the gateway for loads of this replica: a further load delays them too."""
+    if replica.loading is None:
+        return 0
+    waiting = len(replica.registrations[replica.loading].waiters)
+    return waiting + sum(len(replica.registrations[name].waiters) for name in replica.wanted)
 
 
 def needs_verifying(adapter: AdapterState, registration: Registration | None) -> bool:
@@ -137,13 +167,26 @@ def needs_verifying(adapter: AdapterState, registration: Registration | None) ->
 
 
 def preparation(
-    replica: ReplicaState, registration: Registration | None, adapter: AdapterState, tier: HitClass, now: int
+    replica: ReplicaState,
+    registration: Registration | None,
+    adapter: AdapterState,
+    tier: HitClass,
+    left: int,
+    now: int,
 ) -> tuple[int, int]:
-    """(what this request waits for, what it newly stalls), ns. A load already under way stalls nobody anew."""
-    if registration is not None and registration.state == "loading":
-        return max(0, registration.started + registration.expected - now), 0
+    """(what this request waits for, what it newly stalls), ns. ``left``: of the load under way there.
+
+    A load that is wanted or under way already stalls nobody anew.
+    """
+    state = registration.state if registration is not None else "absent"
+    if registration is not None and state in ("loading", "wanted"):
+        if state == "loading":
+            return left, 0
+        return left + wanted_ahead(replica, adapter.spec.name) + registration.expected, 0
     activation = replica.spec.activation
-    if tier in ("gpu", "host") and not needs_verifying(adapter, registration):
-        return (activation, activation) if tier == "host" else (0, 0)
+    if tier == "host" and not needs_verifying(adapter, registration):
+        return left + activation, activation
     load = load_time(replica, adapter.spec.bytes, now) + activation
-    return load, load
+    if state == "registered" and not needs_verifying(adapter, registration):
+        return left + load, load  # the step reads it, no call is queued
+    return left + wanted_ahead(replica, None) + load, load

@@ -7,6 +7,7 @@ A leak would show only when a replica restarts with an honest zero and then draw
 from __future__ import annotations
 
 from loraledger.events import Decision, Dispatch, HitClass, ResidencyChange
+from loraledger.kernel.cost import load_time, tier_of
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.state import AdapterState, ReplicaState, RequestState, Turn
 
@@ -32,6 +33,11 @@ def send(
         model = registration.engine_name
         replica.adapters[name] = replica.adapters.get(name, 0) + 1
         adapter.placed[replica.spec.name] = turn.now
+        tier = tier_of(replica, registration)
+        if tier != "gpu":
+            load = load_time(replica, adapter.spec.bytes, turn.now) if tier != "host" else 0
+            request.stall = load + replica.spec.activation
+            replica.stall_out += request.stall
         use(turn, replica, name, registration, "request")
     turn.commands.append(Dispatch(request.id, request.attempt, replica.spec.name, model, decision))
 
@@ -41,7 +47,9 @@ def first_token(turn: Turn, request: RequestState) -> None:
     if request.phase != "sent" or request.replica is None:
         return
     request.phase = "streaming"
-    turn.state.replicas[request.replica].prefill_out -= request.prompt
+    replica = turn.state.replicas[request.replica]
+    replica.prefill_out -= request.prompt
+    replica.stall_out -= request.stall
 
 
 def release(turn: Turn, request: RequestState) -> ReplicaState | None:
@@ -52,6 +60,7 @@ def release(turn: Turn, request: RequestState) -> ReplicaState | None:
     del replica.in_flight[request.id]
     if request.phase == "sent":
         replica.prefill_out -= request.prompt
+        replica.stall_out -= request.stall
     replica.decode_out -= request.expect
     replica.kv_own -= request.prompt + request.expect
     if request.adapter is not None:
@@ -62,6 +71,7 @@ def release(turn: Turn, request: RequestState) -> ReplicaState | None:
             del replica.adapters[request.adapter]
     request.phase = "held"
     request.replica = None
+    request.stall = 0
     return replica
 
 

@@ -43,6 +43,7 @@ def attempt_failed(turn: Turn, policy: Policy, event: AttemptFailed) -> None:
     replica = release(turn, request)
     if replica is None:
         return
+    request.deadline = turn.now + turn.state.tenants[request.tenant].spec.queue_deadline  # of its second wait
     request.failed_on = replica.spec.name
     request.failure = (event.status, event.http_status, event.reason)
     turn.count(f"attempts_failed:{event.status}")
@@ -128,7 +129,7 @@ def suspect(turn: Turn, name: str, at: int) -> None:
         return
     repeated = adapter.suspect_since > 0 and at - adapter.suspect_since < turn.settings.limits.park
     adapter.strikes = adapter.strikes + 1 if repeated else 1
-    adapter.suspect_since = at
+    adapter.suspect_since = max(at, adapter.suspect_since)
     turn.count("adapters_suspected")
     if adapter.strikes > 1:
         loads.park(turn, adapter, f"its use coincided with {adapter.strikes} engine exits", permanent=False)
@@ -156,5 +157,6 @@ def _doubt(turn: Turn, replica: ReplicaState) -> None:
 def _forgotten(turn: Turn, replica: ReplicaState, request: RequestState) -> None:
     turn.drift(replica, "registration_lost")
     registration = replica.registrations.get(request.adapter or "")
-    if registration is not None and request.adapter is not None:
+    # It may have asked for a name that was replaced while it was on its way.
+    if registration is not None and request.adapter is not None and registration.since <= request.dispatched:
         loads.step(turn, replica, request.adapter, registration, "gone", NOT_REGISTERED)

@@ -40,7 +40,7 @@ def want(turn: Turn, replica: ReplicaState, name: str, waiter: str | None, cause
     if registration is None:
         registration = replica.registrations[name] = Registration(waiters={})
     if registration.state not in ("wanted", "loading"):
-        if registration.state == "registered" or registration.generation == 0:
+        if _name_taken(replica, registration):
             registration.generation += 1
         step(turn, replica, name, registration, "want", cause)
         adapter = turn.state.adapters[name]
@@ -84,6 +84,27 @@ def loaded(turn: Turn, replica: ReplicaState, name: str, took: int) -> list[str]
     registration.verified = turn.now
     registration.known = True
     use(turn, replica, name, registration, "load")
+    return _end_load(turn, replica, registration)
+
+
+def superseded(turn: Turn, name: str, registration: Registration) -> bool:
+    """Whether the load in hand is of files that are no longer served."""
+    adapter = turn.state.adapters.get(name)
+    return adapter is None or registration.engine_name != engine_name(
+        name, adapter.spec.digest, registration.generation
+    )
+
+
+def abandon(turn: Turn, replica: ReplicaState, name: str, done: bool) -> list[str]:
+    """A superseded load ended: if it was ``done``, the replica forgets the name. Returns the requests that waited for it."""
+    registration = replica.registrations[name]
+    if done:
+        step(turn, replica, name, registration, "done", "superseded")
+        use(turn, replica, name, registration, "load")
+        forget(turn, replica, name)
+    else:
+        step(turn, replica, name, registration, "fail", "superseded")
+    del replica.registrations[name]
     return _end_load(turn, replica, registration)
 
 
@@ -137,12 +158,23 @@ def lose(turn: Turn, replica: ReplicaState, cause: str) -> list[str]:
     """The replica cannot be asked any more: its registrations become unknown. Returns requests that waited for loads."""
     waiters: list[str] = []
     for name, registration in replica.registrations.items():
+        if registration.state == "loading":
+            registration.generation += 1  # it may still be carried out, unheard, under the old name
         step(turn, replica, name, registration, "lost", cause)
         waiters.extend(registration.waiters)
         registration.waiters = {}
     replica.loading = None
     replica.wanted.clear()
     return waiters
+
+
+def _name_taken(replica: ReplicaState, registration: Registration) -> bool:
+    """Whether the engine knows, may know, or still holds bytes under this generation's name: loading it would prove nothing."""
+    return (
+        registration.generation == 0
+        or registration.state in ("registered", "unknown")
+        or registration.engine_name in replica.tiers.host
+    )
 
 
 def _end_load(turn: Turn, replica: ReplicaState, registration: Registration) -> list[str]:

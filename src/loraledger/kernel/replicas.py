@@ -7,7 +7,7 @@ from loraledger.kernel import failures, loads
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.rendezvous import weight
 from loraledger.kernel.residency import Registration
-from loraledger.kernel.routing import pump, settle
+from loraledger.kernel.routing import pump, settle_waiters
 from loraledger.kernel.state import AdapterState, ReplicaState, Turn
 
 
@@ -28,8 +28,9 @@ def up(turn: Turn, policy: Policy, event: ReplicaUp) -> None:
     replica.process_start = now_start
     replica.engine_version = event.engine_version or replica.engine_version
     replica.exit_suspects.clear()
-    reconcile(turn, replica, event.registered, turn.now, first=before is None or restarted)
-    _settle_all(turn, policy, waiters)
+    # What its process forgot was lost before this listing, even if that was noticed only now.
+    waiters += reconcile(turn, replica, event.registered, turn.now + 1, first=before is None or restarted)
+    settle_waiters(turn, policy, waiters)
     failures.settle_held(turn, policy, replica)
     loads.start_next(turn, replica)
     hold_desired(turn)
@@ -44,8 +45,10 @@ def down(turn: Turn, policy: Policy, event: ReplicaDown) -> None:
     replica.up, replica.doubted, replica.reason = False, 0, event.reason
     replica.running = replica.waiting = replica.kv_usage = None
     replica.foreign = replica.foreign_kv = 0
-    _settle_all(turn, policy, loads.lose(turn, replica, event.reason))
+    settle_waiters(turn, policy, loads.lose(turn, replica, event.reason))
     failures.settle_held(turn, policy, replica)
+    hold_desired(turn)
+    pump(turn, policy)
 
 
 def scrape_started(turn: Turn, replica: ReplicaState) -> None:
@@ -72,7 +75,8 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
             # Blocks held by requests that ended are free again; only what exceeds our own is somebody else's.
             replica.foreign_kv = max(0, used - replica.kv_at_mark) if replica.foreign else 0
     if event.registered is not None:
-        reconcile(turn, replica, event.registered, event.scrape_start, first=False)
+        settle_waiters(turn, policy, reconcile(turn, replica, event.registered, event.scrape_start, first=False))
+        hold_desired(turn)
     if replica.doubted and event.scrape_start >= replica.doubted + failures.DOUBT:
         replica.doubted = 0
         replica.exit_suspects.clear()
@@ -80,8 +84,12 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
     pump(turn, policy)
 
 
-def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of: int, first: bool) -> None:
-    """Compare the names that an engine lists with what is believed; each contradiction is drift, and the listing wins."""
+def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of: int, first: bool) -> list[str]:
+    """Compare the names that an engine lists with what is believed; each contradiction is drift, and the listing wins.
+
+    Returns the requests that waited for loads which are not needed any more.
+    """
+    waiters: list[str] = []
     newest: dict[str, tuple[int, str]] = {}
     names = dict.fromkeys(listed)
     for engine_name in listed:
@@ -102,13 +110,16 @@ def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of:
             registration = replica.registrations[name] = Registration(waiters={})
         if registration.state == "registered" and registration.engine_name in names:
             continue
-        _seen(turn, replica, name, registration, generation, engine_name, first)
+        if _seen(turn, replica, name, registration, generation, engine_name, first):
+            waiters.extend(registration.waiters)
+            registration.waiters = {}
     for name, registration in replica.registrations.items():
         if name not in newest and registration.since < as_of:
             if registration.state == "registered":
                 turn.drift(replica, "registration_lost")
                 turn.state.adapters[name].placed.pop(replica.spec.name, None)
             loads.step(turn, replica, name, registration, "gone", "not listed")
+    return waiters
 
 
 def hold_desired(turn: Turn) -> None:
@@ -117,6 +128,8 @@ def hold_desired(turn: Turn) -> None:
     for name in state.desired:
         adapter = state.adapters[name]
         if adapter.parked_until > turn.now:
+            if adapter.parked_until != loads.FOREVER:
+                turn.wake(adapter.parked_until)
             continue
         live = [r for r in state.replicas.values() if r.up and not r.draining]
         holding = [r for r in live if _holds(r, name)]
@@ -131,7 +144,7 @@ def _want_desired(turn: Turn, replica: ReplicaState, name: str) -> None:
     registration = replica.registrations.get(name)
     if loads.may_load(registration, turn.now):
         loads.want(turn, replica, name, None, "desired")
-    elif registration is not None and registration.retry_at != loads.FOREVER:
+    elif registration is not None and registration.state == "parked" and registration.retry_at != loads.FOREVER:
         turn.wake(registration.retry_at)
 
 
@@ -148,31 +161,29 @@ def _seen(
     generation: int,
     engine_name: str,
     first: bool,
-) -> None:
+) -> bool:
+    """Take a listed name over; ``False`` if a command under way, or a newer name that is wanted, will decide."""
     if registration.state in ("loading", "evicting"):
-        return
-    if not first:
+        return False
+    if registration.state == "wanted" and generation < registration.generation:
+        return False
+    if not first and registration.state != "unknown":
         turn.drift(replica, "registration_found")
     if registration.engine_name != engine_name:
         registration.known = engine_name in replica.tiers.host
-    registration.generation, registration.engine_name = generation, engine_name
+    registration.generation, registration.engine_name = max(generation, registration.generation), engine_name
     replica.wanted.pop(name, None)
     loads.step(turn, replica, name, registration, "seen", "listed")
     adapter: AdapterState = turn.state.adapters[name]
     adapter.placed.setdefault(replica.spec.name, turn.now)
+    return True
 
 
 def _empty(replica: ReplicaState) -> None:
-    """A new process holds nothing, and knows no names."""
+    """A new process holds nothing, knows no names, and may have other settings: what it refused before may load now."""
     replica.tiers.clear()
     for registration in replica.registrations.values():
         registration.known = False
         registration.generation = 0
         registration.verified = 0
-
-
-def _settle_all(turn: Turn, policy: Policy, waiters: list[str]) -> None:
-    for key in waiters:
-        request = turn.state.requests.get(key)
-        if request is not None and request.phase == "loading":
-            settle(turn, policy, request)
+        registration.failures, registration.retry_at, registration.permanent = 0, 0, False

@@ -17,26 +17,24 @@ from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, Requ
 
 def feasible_for(state: FleetState, request: RequestState, adapter: AdapterState | None) -> list[ReplicaState]:
     """Replicas that may take this request now."""
-    need = request.prompt + request.expect
-    found = []
-    for replica in state.replicas.values():
-        spec = replica.spec
-        if not replica.up or replica.draining or replica.doubted:
-            continue
-        seats = len(replica.in_flight) + replica.foreign
-        if seats >= spec.max_in_flight:
-            continue
-        capacity = replica.kv_tokens
-        if capacity is not None and seats and replica.kv_own + replica.foreign_kv + need > capacity:
-            continue
-        if adapter is not None:
-            if adapter.spec.rank > spec.max_rank:
-                continue
-            registration = replica.registrations.get(adapter.spec.name)
-            if registration is not None and not loads.may_load(registration, state.now):
-                continue
-        found.append(replica)
-    return found
+    return [replica for replica in state.replicas.values() if fits(replica, request, adapter, state.now)]
+
+
+def fits(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
+    """Whether ``replica`` may take this request: it is in routing, has a seat and KV for it, and may use the adapter."""
+    if not replica.up or replica.draining or replica.doubted:
+        return False
+    seats = len(replica.in_flight) + replica.foreign
+    if seats >= replica.spec.max_in_flight:
+        return False
+    need, capacity = request.prompt + request.expect, replica.kv_tokens
+    if capacity is not None and seats and replica.kv_own + replica.foreign_kv + need > capacity:
+        return False
+    if adapter is None:
+        return True
+    return adapter.spec.rank <= replica.spec.max_rank and loads.may_load(
+        replica.registrations.get(adapter.spec.name), now
+    )
 
 
 def route(turn: Turn, policy: Policy, request: RequestState) -> bool:
@@ -104,10 +102,19 @@ def dispatch_waiters(turn: Turn, policy: Policy, replica: ReplicaState, name: st
         request = turn.state.requests.get(key)
         if request is None or request.phase != "loading":
             continue
-        if adapter is None or request.decision is None:
+        parked = adapter is None or adapter.parked_until > turn.now
+        if parked or request.decision is None or not fits(replica, request, adapter, turn.now):
             settle(turn, policy, request)
         else:
             send(turn, request, replica, adapter, request.decision)
+
+
+def settle_waiters(turn: Turn, policy: Policy, waiters: list[str]) -> None:
+    """Their load will not come, or is not needed any more: route anew those who still wait for it."""
+    for key in waiters:
+        request = turn.state.requests.get(key)
+        if request is not None and request.phase == "loading":
+            settle(turn, policy, request)
 
 
 def resettle_waiters(turn: Turn, policy: Policy, waiters: list[str], reason: str) -> None:

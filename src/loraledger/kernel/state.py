@@ -35,6 +35,8 @@ class RequestState(msgspec.Struct):
     replica: str | None = None
     attempt: int = 0
     dispatched: int = 0
+    stall: int = 0
+    """What bringing its adapter into a slot is expected to hold the engine for, ns."""
     lone: bool = False
     """Its prefill had the replica to itself, so its first token measures the prefill rate."""
     decision: Decision | None = None
@@ -70,6 +72,8 @@ class ReplicaState(msgspec.Struct):
     """Prompt tokens sent whose first token has not come."""
     decode_out: int = 0
     """Output tokens expected of the requests in flight."""
+    stall_out: int = 0
+    """Expected time that the engine will be held by loads and activations of requests that were sent, ns."""
     kv_own: int = 0
     """KV tokens that the requests in flight may come to hold."""
     own_at_mark: int = 0
@@ -205,8 +209,13 @@ def declare(state: FleetState, spec: AdapterSpec) -> AdapterState:
     """Put an adapter into the catalog, or give it its new files; a new digest clears what was held against the old one."""
     adapter = AdapterState(spec, Estimate(state.output.value(state.now)), seed_of(spec.name))
     state.adapters[spec.name] = adapter
+    desire(state, spec)
+    return adapter
+
+
+def desire(state: FleetState, spec: AdapterSpec) -> None:
+    """Note whether some replicas should hold this adapter at all times."""
     if spec.replicas:
         state.desired[spec.name] = None
     else:
         state.desired.pop(spec.name, None)
-    return adapter
