@@ -1,0 +1,261 @@
+"""One gateway process: everything put together, started, watched over and stopped.
+
+Start: read the catalog, restore what the last process learnt from its journal, open a new journal segment, and only then listen.
+Running: engine drivers, the journal's sync and the compaction are supervised tasks; a task that dies for a reason of its own
+is logged and started again, because losing the scraper of one replica must not take down the data plane of all.
+Stop (SIGTERM, SIGINT): stop accepting, let open answers end within the drain limit, close the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+
+import uvicorn
+
+from loraledger import __version__
+from loraledger.adapters import Catalog, build_catalog
+from loraledger.conductor.conductor import Conductor
+from loraledger.conductor.fold import Emitted, FoldState, RowFold
+from loraledger.conductor.reading import last_state
+from loraledger.config import Secrets, Settings, resolve_secrets
+from loraledger.engines.vllm import VllmDriver
+from loraledger.errors import InputFileError
+from loraledger.events import Event, GatewayStarted
+from loraledger.gateway import assemble
+from loraledger.gateway.clock import WallClock
+from loraledger.gateway.control import control_app
+from loraledger.gateway.listener import DataPlane
+from loraledger.gateway.metrics import GatewayMetrics
+from loraledger.gateway.performer import LivePerformer
+from loraledger.kernel.carry import carry_over
+from loraledger.kernel.fleet import Fleet
+from loraledger.kernel.state import FleetState
+from loraledger.record.journal import Journal
+from loraledger.record.tables import Row, TableName
+from loraledger.units import NS_PER_S
+
+log = logging.getLogger("loraledger")
+RECENT = 1000
+"""Rows of each table that the control plane can show without reading the record."""
+
+
+class Gateway:
+    """One process's gateway. Create it, ``await start()``, and ``await stop()`` it; ``run`` does all three."""
+
+    def __init__(self, settings: Settings, env: Mapping[str, str]) -> None:
+        self.settings = settings
+        self.secrets: Secrets = resolve_secrets(settings, env)
+        self.catalog: Catalog = build_catalog(settings)
+        self.config_digest = assemble.config_digest(settings)
+        self.clock = WallClock()
+        self.draining = False
+        self.recent: dict[TableName, deque[Row]] = {
+            name: deque(maxlen=RECENT) for name in ("requests", "decisions", "residency", "samples")
+        }
+        self.metrics = GatewayMetrics(settings.limits.metrics_adapters)
+        self._performer = LivePerformer()
+        self.conductor = self._make_conductor()
+        self.journal: Journal | None = None
+        self.plane: DataPlane | None = None
+        self._alarm_handle: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._control: uvicorn.Server | None = None
+
+    @property
+    def state(self) -> FleetState:
+        """What the kernel knows."""
+        return self.conductor.fleet.state
+
+    def feed(self, event: Event) -> None:
+        """Tell the conductor what happened."""
+        self.conductor.feed(event)
+
+    @property
+    def control_port(self) -> int:
+        """The port that the control plane listens on."""
+        assert self._control is not None
+        port: int = self._control.servers[0].sockets[0].getsockname()[1]
+        return port
+
+    async def start(self) -> None:
+        """Open the journal, listen, and begin to watch the replicas. Raises ``ConfigError`` when the journal cannot be used."""
+        directory = self.settings.record.dir
+        self.journal = Journal.open(directory, self.settings.record.segment_bytes, self.conductor.head)
+        self.conductor.journal = self.journal
+        plane = DataPlane(
+            assemble.plane_settings(self.settings),
+            self.feed,
+            self.clock,
+            assemble.access_of(self.settings, self.catalog, self.clock() // NS_PER_S),
+            assemble.addresses(self.settings, self.secrets),
+        )
+        self.plane = self._performer.plane = plane
+        drivers = {
+            replica.name: VllmDriver(
+                assemble.target_of(replica, self.settings, self.secrets), self.feed, self.clock, self._path_of
+            )
+            for replica in self.settings.replicas
+        }
+        self._performer.drivers = drivers
+        self.feed(GatewayStarted(self.clock(), __version__, self.config_digest))
+        await plane.start(self.settings.listen.host, self.settings.listen.port)
+        for name, driver in drivers.items():
+            self._supervise(f"driver of {name}", driver.run)
+        self._supervise("journal sync", self._sync)
+        self._supervise("compaction", self._compact)
+        await self._start_control()
+
+    async def stop(self) -> None:
+        """Drain, then close everything."""
+        self.draining = True
+        if self.plane is not None:
+            await self.plane.drain(self.settings.limits.drain)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._control is not None:
+            self._control.should_exit = True
+            await self._control_task
+        if self._alarm_handle is not None:
+            self._alarm_handle.cancel()
+        if self.journal is not None:
+            self.conductor.journal = None
+            await asyncio.to_thread(self.journal.close)
+
+    async def run(self, ready: Callable[[], None] | None = None) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stopping.set)
+        await self.start()
+        try:
+            if ready is not None:
+                ready()
+            await stopping.wait()
+        finally:
+            await self.stop()
+
+    def _make_conductor(self) -> Conductor:
+        wanted = assemble.fleet_settings(self.settings, self.catalog)
+        digests = {spec.name: spec.digest for spec in wanted.adapters}
+        restored = last_state(self.settings.record.dir)
+        state = None if restored is None else carry_over(restored[0].state, wanted)
+        fold_state = FoldState(wanted.base, self.config_digest, __version__, digests=digests)
+        if restored is not None:
+            fold_state.open, fold_state.replicas = restored[1].open, restored[1].replicas
+        return Conductor(
+            Fleet(wanted, state), RowFold(fold_state), self._performer, self.clock, self._take_rows, self._arm
+        )
+
+    def _take_rows(self, rows: Emitted) -> None:
+        for table, row in rows:
+            self.recent[table].append(row)
+        self.metrics.observe(rows)
+
+    def _arm(self, at: int | None) -> None:
+        if self._alarm_handle is not None:
+            self._alarm_handle.cancel()
+            self._alarm_handle = None
+        if at is not None:
+            delay = max(0.0, (at - self.clock()) / NS_PER_S)
+            self._alarm_handle = asyncio.get_running_loop().call_later(delay, self.conductor.wake)
+
+    def _path_of(self, adapter: str) -> str:
+        for entry in self.catalog.entries:
+            if entry.name == adapter:
+                return str(entry.folder.path)
+        raise InputFileError(f"the adapter {adapter!r} is not in the catalog", code="adapter_unknown")
+
+    def _supervise(self, name: str, job: Callable[[], Awaitable[None]]) -> None:
+        async def keep_going() -> None:
+            while True:
+                try:
+                    await job()
+                    return
+                except Exception:  # task supervisor: one job's fault must not stop the data plane
+                    log.exception("%s failed; it starts again in a second", name)
+                    await asyncio.sleep(1.0)
+
+        self._tasks.append(asyncio.get_running_loop().create_task(keep_going(), name=name))
+
+    async def _sync(self) -> None:
+        interval = self.settings.record.fsync_interval / NS_PER_S
+        assert self.journal is not None
+        dropped = 0
+        while True:
+            await asyncio.sleep(interval)
+            await asyncio.to_thread(self.journal.sync)
+            if self.journal.dropped > dropped:
+                dropped = self.journal.dropped
+                log.error("the journal is off, %d frames dropped so far: %s", dropped, self.journal.error)
+
+    async def _compact(self) -> None:
+        """Fold closed segments into Parquet in a child process: at the start, and then each interval."""
+        assert self.journal is not None
+        while True:
+            await _run_compaction(self.settings.record.dir, self.settings.record.keep)
+            await asyncio.sleep(self.settings.record.compact / NS_PER_S)
+            self.journal.rotate()
+
+    async def _start_control(self) -> None:
+        control = self.settings.control
+        config = uvicorn.Config(
+            control_app(self),
+            host=control.host,
+            port=control.port,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+        )
+        self._control = _ControlServer(config)
+        self._control_task = asyncio.get_running_loop().create_task(self._control.serve())
+        while not self._control.started:
+            if self._control_task.done():
+                await self._control_task
+            await asyncio.sleep(0.01)
+
+    @property
+    def version(self) -> str:
+        """This gateway's version."""
+        return __version__
+
+    @property
+    def key(self) -> str | None:
+        """The control plane's key."""
+        return self.secrets.control_key
+
+    def now(self) -> int:
+        """Nanoseconds since the epoch."""
+        return self.clock()
+
+    def metrics_text(self) -> bytes:
+        """What a Prometheus scrape reads."""
+        assert self.plane is not None
+        return self.metrics.text(self.state, self.journal, self.plane.refused)
+
+
+class _ControlServer(uvicorn.Server):
+    """Leaves the process's signals to the gateway, which drains before it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+
+async def _run_compaction(directory: Path, keep: int | None) -> None:
+    words = [sys.executable, "-m", "loraledger.conductor.compact", str(directory)]
+    if keep is not None:
+        words += ["--keep-ns", str(keep)]
+    child = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+    _, complaint = await child.communicate()
+    if child.returncode != 0:
+        log.error("compaction failed (exit %s): %s", child.returncode, complaint.decode(errors="replace")[-2000:])
