@@ -3,14 +3,13 @@
 Theory of operation. An event carries its own time ``at`` and nothing else does; the kernel answers an event with commands.
 Both are frozen msgspec structs in array form: a field may be appended with a default, never moved, so that an old journal
 stays readable. ``encode`` gives the one canonical byte form, which is what "the same commands, byte for byte" compares.
-
-Times are integer nanoseconds since the Unix epoch, durations integer nanoseconds, tokens and bytes plain integers. ``None`` is
-"unknown" and never stands for zero. ``adapter`` is the public name, ``None`` the base model itself; ``engine_name`` is the
-versioned name under which one replica knows an adapter.
+Times are integer ns since the Unix epoch, durations integer ns, tokens and bytes plain integers. ``None`` is "unknown", never
+zero. ``adapter`` is the public name, ``None`` the base model; ``engine_name`` the versioned name under which a replica knows it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import msgspec
@@ -264,30 +263,14 @@ class Wake(_Event, frozen=True):
     """The time that the kernel asked to be stepped at has come."""
 
 
+# fmt: off
 Event = (
-    RequestArrived
-    | RequestDispatched
-    | RequestFirstToken
-    | RequestFinished
-    | RequestCancelled
-    | AttemptFailed
-    | CommandDone
-    | CommandFailed
-    | LoadObserved
-    | ActivationObserved
-    | EvictionObserved
-    | ScrapeStarted
-    | ReplicaSampled
-    | ReplicaUp
-    | ReplicaDown
-    | AdapterDeclared
-    | AdapterRetired
-    | DrainAsked
-    | LoadAsked
-    | UnloadAsked
-    | GatewayStarted
-    | Wake
+    RequestArrived | RequestDispatched | RequestFirstToken | RequestFinished | RequestCancelled | AttemptFailed
+    | CommandDone | CommandFailed | LoadObserved | ActivationObserved | EvictionObserved
+    | ScrapeStarted | ReplicaSampled | ReplicaUp | ReplicaDown
+    | AdapterDeclared | AdapterRetired | DrainAsked | LoadAsked | UnloadAsked | GatewayStarted | Wake
 )
+# fmt: on
 
 # --- changes ----------------------------------------------------------------------------------------------------------
 
@@ -311,7 +294,7 @@ class ResidencyChange(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class _Command(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    pass
+    """Base of all commands."""
 
 
 class Dispatch(_Command, frozen=True):
@@ -371,7 +354,8 @@ class Check(_Command, frozen=True):
 
 Command = Dispatch | Queue | Reject | Load | Evict | Check
 
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_ENGINE_NAME = re.compile(r"(.+)@([0-9a-f]{12})(?:~([2-9]|[1-9][0-9]{1,8}))?", re.DOTALL)
+_ENCODER = msgspec.msgpack.Encoder()
 _EVENTS: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(Event)
 _CHANGES: msgspec.msgpack.Decoder[list[ResidencyChange]] = msgspec.msgpack.Decoder(list[ResidencyChange])
 _COMMANDS: msgspec.msgpack.Decoder[list[Command]] = msgspec.msgpack.Decoder(list[Command])
@@ -408,11 +392,9 @@ def engine_name(adapter: str, digest: str, generation: int = 1) -> str:
 
 
 def parse_engine_name(name: str) -> tuple[str, str, int] | None:
-    """``(adapter, first twelve digits of its digest, generation)`` of an engine-side name; ``None`` if it is not ours."""
-    adapter, at, version = name.rpartition("@")
-    digest, tilde, generation = version.partition("~")
-    if not at or not adapter or len(digest) != 12 or not all(c in "0123456789abcdef" for c in digest):
-        return None
-    if not tilde:
-        return adapter, digest, 1
-    return (adapter, digest, int(generation)) if generation.isascii() and generation.isdigit() else None
+    """``(adapter, first twelve digits of its digest, generation)`` of an engine-side name; ``None`` if it is not ours.
+
+    The last ``@`` with twelve hex digits ends the public name, so the way back is plain even for ``org/adapter@main``.
+    """
+    match = _ENGINE_NAME.fullmatch(name)
+    return None if match is None else (match[1], match[2], int(match[3] or 1))

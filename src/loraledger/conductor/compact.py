@@ -8,42 +8,62 @@ durable. The newest segment is always kept: it holds the state that the next pro
 
 from __future__ import annotations
 
-import sys
+import argparse
+import time
 from pathlib import Path
 
 from loraledger.conductor.reading import fold_segment
 from loraledger.errors import InputFileError
 from loraledger.record.frames import segments
-from loraledger.record.parquet import write_parquet
+from loraledger.record.parquet import partitions, write_parquet
 from loraledger.record.tables import TABLES, Row, TableName
 
-DONE = ".compacted"
+DAMAGED = ".damaged"
 
 
-def compact(directory: Path, keep: bool = False) -> list[Path]:
-    """Fold every segment but the newest into Parquet; returns the segments that were compacted.
+def compact(directory: Path) -> list[Path]:
+    """Fold every segment but the newest into Parquet and delete it; returns those segments.
 
-    ``keep`` leaves each segment beside its files, renamed with the suffix ``.compacted``; otherwise it is deleted. A segment
-    whose head is damaged held no step and is set aside under the same suffix.
+    A segment whose head is damaged held no step: it is set aside under the suffix ``.damaged``.
     """
     done = []
     for path in segments(directory)[:-1]:
         try:
             rows, _ = fold_segment(path)
         except InputFileError:
-            path.rename(path.with_name(path.name + DONE))
+            path.rename(path.with_name(path.name + DAMAGED))
             continue
         tables: dict[TableName, list[Row]] = {name: [] for name in TABLES}
         for table, row in rows:
             tables[table].append(row)
         write_parquet(tables, directory, path.stem)
-        if keep:
-            path.rename(path.with_name(path.name + DONE))
-        else:
-            path.unlink()
+        path.unlink()
         done.append(path)
     return done
 
 
+def expire(directory: Path, before_ns: int) -> int:
+    """Delete partitions that lie wholly before ``before_ns``; returns how many files went."""
+    gone = 0
+    for table in TABLES:
+        kept = set(partitions(directory, table, since_ns=before_ns))
+        for path in partitions(directory, table):
+            if path not in kept:
+                path.unlink()
+                gone += 1
+    return gone
+
+
+def main() -> None:
+    """Compact one directory, then delete what is older than ``--keep-ns``."""
+    parser = argparse.ArgumentParser(prog="python -m loraledger.conductor.compact")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--keep-ns", type=int, help="delete partitions older than this, ns")
+    arguments = parser.parse_args()
+    compact(arguments.directory)
+    if arguments.keep_ns is not None:
+        expire(arguments.directory, time.time_ns() - arguments.keep_ns)
+
+
 if __name__ == "__main__":
-    compact(Path(sys.argv[1]), keep="--keep" in sys.argv[2:])
+    main()

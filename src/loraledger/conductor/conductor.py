@@ -22,6 +22,8 @@ from loraledger.record.journal import Journal
 
 RESERVE = 256 * 1024
 """Room that an event, its commands and its changes may need together: they must not be split over two segments."""
+PER_REQUEST = 2048
+"""More of it for each waiting request: one event may move them all (a load that ends sends or refuses all who waited)."""
 
 Sink = Callable[[Emitted], None]
 Alarm = Callable[[int | None], None]
@@ -61,7 +63,7 @@ class Conductor:
                 self._step(self._inbox.popleft())
         finally:
             self._busy = False
-        self._arm()
+            self._arm()
 
     def wake(self) -> None:
         """The armed time has come."""
@@ -70,12 +72,13 @@ class Conductor:
 
     def _step(self, event: ev.Event) -> None:
         journal = self.journal
+        kept = False
         if journal is not None:
-            if 0 < journal.room < RESERVE:
+            if 0 < journal.room < self._room_needed():
                 journal.rotate()
-            journal.append(Kind.EVENT, ev.encode(event))
+            kept = journal.append(Kind.EVENT, ev.encode(event))
         commands, changes, self._wake_at = self.fleet.step_with_changes(event)
-        if journal is not None:
+        if journal is not None and kept:  # an answer without its event would mean nothing
             if commands:
                 journal.append(Kind.COMMANDS, ev.encode(commands))
             if changes:
@@ -86,6 +89,11 @@ class Conductor:
             self._performer.perform(command)
         if rows:
             self._sink(rows)
+
+    def _room_needed(self) -> int:
+        state = self.fleet.state
+        waiting = len(state.requests) - sum(len(replica.in_flight) for replica in state.replicas.values())
+        return RESERVE + PER_REQUEST * waiting
 
     _wake_at: int | None = None
 

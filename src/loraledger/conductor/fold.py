@@ -38,6 +38,8 @@ class OpenRow(msgspec.Struct):
     attempt: int = 0
     replica: str | None = None
     decision: ev.Decision | None = None
+    digest: str | None = None
+    """Of the files that answer it: an adapter may get new ones while it runs."""
 
 
 class ReplicaView(msgspec.Struct):
@@ -109,17 +111,20 @@ class RowFold:
                     event.stream,
                     event.path,
                     event.prompt_tokens,
+                    digest=self._digest(event.adapter),
                 )
             case ev.RequestDispatched():
                 row = self.state.open.get(event.request)
-                if row is not None:
+                if row is not None and row.attempt == event.attempt:
                     row.dispatched = event.at
             case ev.RequestFinished():
                 self._close(event.at, event.request, event.measured, event.status, event.http_status, event.reason, out)
             case ev.RequestCancelled():
                 self._close(event.at, event.request, event.measured, "client_gone", None, "client_gone", out)
             case ev.AttemptFailed():
-                self._leave(self.state.open.get(event.request))
+                row = self.state.open.get(event.request)
+                if row is not None and row.attempt == event.attempt:
+                    self._leave(row)
             case ev.CommandDone() | ev.CommandFailed():
                 self._load_ended(event.at, event.command)
             case ev.ReplicaUp() | ev.ReplicaDown() | ev.ScrapeStarted() | ev.ReplicaSampled():
@@ -143,6 +148,7 @@ class RowFold:
                 self._unqueue(row, at)
                 self._decided(at, row, command.decision, out)
                 row.replica, row.attempt, row.dispatched = command.replica, command.attempt, at
+                row.digest = self._digest(row.adapter)
                 self.state.replicas.setdefault(command.replica, ReplicaView()).in_flight += 1
             case ev.Queue():
                 row = self.state.open[command.request]
@@ -151,6 +157,7 @@ class RowFold:
                     self._decided(at, row, command.decision, out)
                     row.load_on = command.decision.replica
                     row.load_start = self.state.load_starts.get(f"{row.load_on} {row.adapter}", at)
+                    row.load_end = None
                 elif row.queue_since is None:
                     row.queue_since = at
             case ev.Reject():
@@ -172,8 +179,13 @@ class RowFold:
             row.queued = (row.queued or 0) + at - row.queue_since
             row.queue_since = None
 
-    def _leave(self, row: OpenRow | None) -> None:
-        if row is not None and row.replica is not None:
+    def _digest(self, adapter: str | None, engine_name: str = "") -> str | None:
+        """Content digest of an adapter's present files; ``None`` if ``engine_name`` is of others."""
+        digest = self.state.digests.get(adapter) if adapter is not None else None
+        return digest if digest is None or not engine_name or f"@{digest[:12]}" in engine_name else None
+
+    def _leave(self, row: OpenRow) -> None:
+        if row.replica is not None:
             self.state.replicas[row.replica].in_flight -= 1
             row.replica = None
 
@@ -224,7 +236,7 @@ class RowFold:
             "client_id": row.client_id,
             "tenant": row.tenant,
             "adapter": row.adapter,
-            "digest": self.state.digests.get(row.adapter) if row.adapter is not None else None,
+            "digest": row.digest,
             "base": self.state.base,
             "replica": replica,
             "policy": decision.policy if decision is not None else None,
@@ -268,7 +280,7 @@ class RowFold:
             "at_ns": at,
             "replica": change.replica,
             "adapter": change.adapter,
-            "digest": self.state.digests.get(change.adapter),
+            "digest": self._digest(change.adapter, change.engine_name),
             "engine_name": change.engine_name,
             "from_state": change.from_state,
             "to_state": change.to_state,
@@ -287,7 +299,7 @@ class RowFold:
             case ev.ScrapeStarted():
                 view.mark, view.at_mark = event.at, view.in_flight
             case ev.ReplicaUp():
-                if event.process_start != view.process_start:
+                if event.process_start is None or event.process_start != view.process_start:
                     view.slots.clear()
                 view.process_start = event.process_start
                 view.version = event.engine_version or view.version
@@ -310,7 +322,7 @@ def _sample(event: ev.ReplicaSampled, view: ReplicaView) -> Row:
         "kv_usage": event.kv_usage,
         "kv_tokens": event.kv_tokens,
         "own_in_flight": view.in_flight,
-        "foreign": foreign,
+        "foreign_in_flight": foreign,
         "slots_used_believed": len(view.slots),
         "process_start_ns": view.process_start,
         "scrape_start_ns": event.scrape_start,
@@ -344,7 +356,7 @@ def decision_row(at: int, request: str, adapter: str | None, decision: ev.Decisi
     }
 
 
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(FoldState)
 
 

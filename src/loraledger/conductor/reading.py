@@ -19,6 +19,9 @@ from loraledger.errors import InputFileError
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.settings import FleetSettings, decode_settings
 from loraledger.record.frames import Frame, Kind, read_segment, segments
+from loraledger.record.journal import in_use
+from loraledger.record.reader import RecordReader
+from loraledger.record.tables import TABLES, Row, TableName
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -79,16 +82,21 @@ def fold_segment(path: Path) -> tuple[Emitted, RowFold]:
     fold = RowFold(segment.fold())
     rows: Emitted = []
     for step in segment.steps():
-        commands = ev.decode_commands(step.commands) if step.commands else []
-        changes = ev.decode_changes(step.changes) if step.changes else []
-        rows.extend(fold.step(ev.decode_event(step.event), commands, changes))
+        rows.extend(_fold_step(fold, step))
     return rows, fold
+
+
+def _fold_step(fold: RowFold, step: Step) -> Emitted:
+    commands = ev.decode_commands(step.commands) if step.commands else []
+    changes = ev.decode_changes(step.changes) if step.changes else []
+    return fold.step(ev.decode_event(step.event), commands, changes)
 
 
 def last_state(directory: Path) -> tuple[Fleet, FoldState] | None:
     """Kernel and fold as the last process left them; ``None`` if there is no usable segment.
 
-    The kernel is stepped through the whole last segment, so what it decided and could not journal any more is decided again.
+    The kernel is stepped through the whole last segment. The fold takes only answers that were journalled, as compaction does:
+    what was decided but not written was not acted on either, so a request that it would have ended is still open.
     """
     for path in reversed(segments(directory)):
         try:
@@ -97,11 +105,35 @@ def last_state(directory: Path) -> tuple[Fleet, FoldState] | None:
             continue  # a process that died while it created its segment: the one before holds the state
         fleet, fold = segment.fleet(), RowFold(segment.fold())
         for step in segment.steps():
-            event = ev.decode_event(step.event)
-            commands, changes, _ = fleet.step_with_changes(event)
-            fold.step(event, commands, changes)
+            fleet.step(ev.decode_event(step.event))
+            _fold_step(fold, step)
         return fleet, fold.state
     return None
+
+
+def open_record(directory: Path, *, since_ns: int | None = None, until_ns: int | None = None) -> RecordReader:
+    """The whole record: compacted tables, and what the journal holds beyond them.
+
+    A request that is open at the end of the journal has a null status while a process still writes there, and is
+    ``gateway_crashed`` when none does. Raises ``InputFileError`` when there is no such directory, or a file in it is damaged.
+    """
+    if not directory.is_dir():
+        raise InputFileError(f"{directory} is not a directory: give the record directory of a gateway")
+    tail: dict[TableName, list[Row]] = {name: [] for name in TABLES}
+    labels: list[str] = []
+    last: RowFold | None = None
+    for path in segments(directory):
+        try:
+            rows, last = fold_segment(path)
+        except InputFileError:
+            continue  # begun and never used: its process died, or has only just made it
+        labels.append(path.stem)
+        for table, row in rows:
+            tail[table].append(row)
+    if last is not None:
+        for table, row in last.open_rows() if in_use(directory) else last.close_open():
+            tail[table].append(row)
+    return RecordReader(directory, tail, labels, since_ns=since_ns, until_ns=until_ns)
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -37,9 +37,10 @@ class BoundedAffinity:
         {"outstanding", "residency", "load_time", "prefill_rate", "itl", "rate"}
     )
     defaults: ClassVar[Mapping[str, float]] = {
-        "externality": 0.25,  # weight of the delay done to others; 1 would count a stalled token like a late first token
+        "externality": 1.0,  # weight of the delay done to others
         "tie_ms": 5.0,
         "tie_share": 0.02,
+        "growth_share": 0.25,  # an outsider must be this much cheaper: its cost is the less certain one
         "placement_age_s": 600.0,
     }
 
@@ -48,6 +49,7 @@ class BoundedAffinity:
         self._externality = merged["externality"]
         self._tie = int(merged["tie_ms"] * MS)
         self._tie_share = merged["tie_share"]
+        self._growth_share = merged["growth_share"]
         self._age = int(merged["placement_age_s"] * SECOND)
         self._budget = loads_per_minute
 
@@ -85,7 +87,7 @@ class BoundedAffinity:
         best_in = min(inside, key=_cost)
         if outside:
             best_out = min(outside, key=_cost)
-            if best_out.cost + self._margin(best_in.cost) < best_in.cost:
+            if best_out.cost + max(self._tie, int(best_in.cost * self._growth_share)) < best_in.cost:
                 chosen = self._nearest(state, adapter, outside)
                 reason = (
                     f"set grows: {best_in.replica} would cost {best_in.cost / SECOND:.3f} s, "

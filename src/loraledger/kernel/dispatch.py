@@ -31,10 +31,11 @@ def send(
         name = adapter.spec.name
         registration = replica.registrations[name]
         model = registration.engine_name
-        replica.adapters[name] = replica.adapters.get(name, 0) + 1
+        in_flight = replica.adapters.get(name, 0)
+        replica.adapters[name] = in_flight + 1
         adapter.placed[replica.spec.name] = turn.now
         tier = tier_of(replica, registration)
-        if tier != "gpu":
+        if tier != "gpu" and not in_flight:  # what is in flight already brings it in, and the engine batches the rest behind
             load = load_time(replica, adapter.spec.bytes, turn.now) if tier != "host" else 0
             request.stall = load + replica.spec.activation
             replica.stall_out += request.stall

@@ -155,8 +155,8 @@ def _doubt(turn: Turn, replica: ReplicaState) -> None:
 
 
 def _forgotten(turn: Turn, replica: ReplicaState, request: RequestState) -> None:
-    turn.drift(replica, "registration_lost")
     registration = replica.registrations.get(request.adapter or "")
     # It may have asked for a name that was replaced while it was on its way.
     if registration is not None and request.adapter is not None and registration.since <= request.dispatched:
+        turn.drift(replica, "registration_lost")
         loads.step(turn, replica, request.adapter, registration, "gone", NOT_REGISTERED)

@@ -58,9 +58,10 @@ class Fleet:
         if event.at > state.now:
             state.now = event.at
         turn = Turn(self.settings, state)
-        if state.timers and state.timers[0][0] <= state.now:
-            requests.expire(turn, self.policy)
+        expired = bool(state.timers) and state.timers[0][0] <= state.now and requests.expire(turn)
         self._handlers[type(event)](turn, self.policy, event)
+        if expired:
+            routing.pump(turn, self.policy)
         timers = state.timers
         while timers and timers[0][1] and timers[0][1] not in state.requests:
             heappop(timers)

@@ -124,6 +124,9 @@ def load_failed(turn: Turn, replica: ReplicaState, name: str, reason: str, perma
         adapter.placed.pop(replica.spec.name, None)
         if adapter.suspect_since:
             park(turn, adapter, reason, permanent)
+        elif permanent:
+            # What one engine refuses for good would end another one that only needs to read it again.
+            adapter.suspect_since = turn.now
     return _end_load(turn, replica, registration)
 
 
@@ -157,12 +160,14 @@ def forget(turn: Turn, replica: ReplicaState, name: str) -> None:
 def lose(turn: Turn, replica: ReplicaState, cause: str) -> list[str]:
     """The replica cannot be asked any more: its registrations become unknown. Returns requests that waited for loads."""
     waiters: list[str] = []
-    for name, registration in replica.registrations.items():
+    for name, registration in list(replica.registrations.items()):
         if registration.state == "loading":
             registration.generation += 1  # it may still be carried out, unheard, under the old name
         step(turn, replica, name, registration, "lost", cause)
         waiters.extend(registration.waiters)
         registration.waiters = {}
+        if name not in turn.state.adapters:
+            del replica.registrations[name]
     replica.loading = None
     replica.wanted.clear()
     return waiters

@@ -86,13 +86,14 @@ def served(turn: Turn, tenant: str) -> None:
 
 def expire(turn: Turn) -> list[RequestState]:
     """Pop the timers that are due; returns the waiting requests among them, whose deadline has passed."""
-    state, due = turn.state, []
+    state = turn.state
+    due: dict[str, RequestState] = {}  # a request that was held twice has two timers
     while state.timers and state.timers[0][0] <= turn.now:
         _, key = heappop(state.timers)
         request = state.requests.get(key)
         if request is not None and request.phase in ("queued", "loading", "held") and request.deadline <= turn.now:
-            due.append(request)
-    return due
+            due[key] = request
+    return list(due.values())
 
 
 def refuse(

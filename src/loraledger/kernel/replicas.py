@@ -117,8 +117,9 @@ def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of:
         if name not in newest and registration.since < as_of:
             if registration.state == "registered":
                 turn.drift(replica, "registration_lost")
-                turn.state.adapters[name].placed.pop(replica.spec.name, None)
             loads.step(turn, replica, name, registration, "gone", "not listed")
+            if registration.state == "absent" and name in turn.state.adapters:
+                turn.state.adapters[name].placed.pop(replica.spec.name, None)
     return waiters
 
 

@@ -76,8 +76,8 @@ def cancelled(turn: Turn, policy: Policy, event: ev.RequestCancelled) -> None:
         _end(turn, policy, request)
 
 
-def expire(turn: Turn, policy: Policy) -> None:
-    """Refuse the requests whose deadline has passed, and give their places to others."""
+def expire(turn: Turn) -> bool:
+    """Refuse the requests whose deadline has passed; whether there were any."""
     due = queues.expire(turn)
     for request in due:
         if request.phase == "queued":
@@ -88,8 +88,7 @@ def expire(turn: Turn, policy: Policy) -> None:
             turn.state.held.pop(request.id, None)
             code = "load_deadline" if request.phase == "loading" else "replica_check_deadline"
         queues.refuse(turn, request, 503, code, "the request waited for its deadline in the gateway", SECOND)
-    if due:
-        routing.pump(turn, policy)
+    return bool(due)
 
 
 def _end(turn: Turn, policy: Policy, request: RequestState) -> None:

@@ -70,7 +70,7 @@ class FleetSettings(msgspec.Struct, frozen=True, array_like=True):
     limits: Limits = Limits()
 
 
-_ENCODER = msgspec.msgpack.Encoder(order="deterministic")
+_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(FleetSettings)
 
 

@@ -80,6 +80,7 @@ class VirtualFleet:
         self._first_token: dict[str, int] = {}
         self._scrapes: dict[str, ev.ReplicaSampled] = {}
         self._watched: dict[str, int] = {}
+        self._alarm: int | None = None
         fold = RowFold(FoldState(settings.base, "", "", digests={a.name: a.digest for a in settings.adapters}))
         self.conductor = Conductor(Fleet(settings), fold, self, lambda: self.now, self._take_rows, self._arm)
         for spec in settings.replicas:
@@ -93,9 +94,10 @@ class VirtualFleet:
         coming = self._next_arrival(arrivals, base)
         while coming is not None or self.conductor.fleet.state.requests:
             if self._heap and (coming is None or self._heap[0][:2] < (coming[0], Priority.ARRIVAL)):
-                at, priority, _, what = heappop(self._heap)
+                at, priority, _, what = self._heap[0]
                 if until is not None and at > until:
                     return
+                heappop(self._heap)
                 self.now = max(self.now, at)
                 self._happen(priority, what)
             elif coming is not None:
@@ -159,7 +161,9 @@ class VirtualFleet:
                 self._engine_did(what, event)
             self._watch(what)
         elif priority == Priority.TIMER:
-            self.conductor.wake()
+            if self._alarm == self.now:
+                self._alarm = None
+                self.conductor.wake()
         else:
             self._scrape(what)
 
@@ -236,8 +240,10 @@ class VirtualFleet:
         heappush(self._heap, (at, priority, self._sequence, what))
 
     def _arm(self, at: int | None) -> None:
-        if at is not None:
-            self._push(max(at, self.now), Priority.TIMER, "")
+        """One alarm at a time: another time replaces it, and what was armed before is void when its turn comes."""
+        self._alarm = None if at is None else max(at, self.now)
+        if self._alarm is not None:
+            self._push(self._alarm, Priority.TIMER, "")
 
     def _take_rows(self, rows: Emitted) -> None:
         for table, row in rows:

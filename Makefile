@@ -1,0 +1,45 @@
+# Needs python3 (3.11 or newer) and make; everything else is installed into .venv (and .venv-vllm for the real engines).
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: demo test check test-vllm bench fuzz format clean
+
+# PEP 660 install of this tree, with the locked versions of everything else.
+$(STAMP): requirements/dev.lock pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
+demo: $(STAMP)  ## play recorded traffic through a gateway and two emulated replicas, and show what was found
+	$(BIN)/loraledger demo
+
+test: $(STAMP)  ## every test that needs no vLLM
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## lint, format, types, import contract, spelling, house numbers, documentation examples
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python tools/house.py
+	$(BIN)/python -m pytest -q tests/docs
+
+test-vllm: $(STAMP)  ## the same product in front of two real vLLM servers (CPU build, tiny model)
+	tools/vllm_env.sh
+	$(BIN)/python -m pytest -m vllm tests/vllm
+
+bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each one alone
+	$(BIN)/python -m benchmarks.kernel
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.journal
+	$(BIN)/python -m benchmarks.policies --quick
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-vllm .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,220 @@
+"""Bounded affinity against the baselines on a virtual clock: time to first token, loads, fairness, over a grid of conditions.
+
+    python -m benchmarks.policies [--seeds 10] [--requests 2000] [--quick] [--json FILE]
+
+Grid: utilisation .5 .7 .9 x fleet slots over working set .25 .5 1 x load from disk 10 ms 100 ms 1 s x popularity (uniform, Zipf 1.0, one
+hot adapter with half of the traffic, Zipf with bursts of one adapter). Four replicas of 8 slots, as many host entries (vLLM's default,
+``max_cpu_loras = max_loras``), 16 sequences; prompts log-normal around 256 tokens, outputs geometric with mean 64; decode and prefill
+times of an 8B model on one H100 (twin defaults). Utilisation counts token work alone: loads come on top, so a cell may be
+overloaded under every policy; such cells are marked. The first quarter of each run warms up and is not counted.
+
+All policies see the same arrivals (common random numbers): figures are ratios to the best baseline of the same cell and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from itertools import product
+from multiprocessing import Pool
+from typing import Any, NamedTuple
+
+from loraledger.events import AdapterSpec
+from loraledger.kernel.policies import policy_names
+from loraledger.kernel.settings import MS, SECOND, FleetSettings, ReplicaSpec, TenantSpec
+from loraledger.replay.virtual import TraceRequest, VirtualFleet
+from loraledger.twin.profile import PS_PER_MS, TwinProfile
+
+REPLICAS, SLOTS, SEQS = 4, 8, 16
+PROMPT, OUTPUT = 256, 64
+SLO_S = 1.0
+ADAPTER_BYTES = 50_000_000
+UTILISATIONS, COVERAGES, LOADS_MS = (0.5, 0.7, 0.9), (0.25, 0.5, 1.0), (10, 100, 1000)
+POPULARITIES = ("uniform", "zipf", "hot", "bursty")
+
+
+class Cell(NamedTuple):
+    """One condition of the grid."""
+
+    utilisation: float
+    coverage: float
+    load_ms: int
+    popularity: str
+
+
+def profile(load_ms: int) -> TwinProfile:
+    return TwinProfile(
+        slots=SLOTS,
+        host_entries=SLOTS,
+        max_seqs=SEQS,
+        load_overhead_ps=load_ms * PS_PER_MS,
+        load_bytes_per_s=10**15,
+        activation_ps=2 * PS_PER_MS,
+    )
+
+
+def capacity() -> float:
+    """Requests a second that one replica's token work allows, loads apart."""
+    twin = profile(10)
+    context = (PROMPT + OUTPUT // 2) * SEQS
+    decode = OUTPUT / SEQS * twin.step_ps(SEQS, context, 0, SLOTS)
+    prefill = twin.step_ps(0, 0, PROMPT, 0) - twin.step_ps(0, 0, 0, 0)
+    return 1e12 / (decode + prefill)
+
+
+def weights(cell: Cell) -> list[float]:
+    count = round(REPLICAS * SLOTS / cell.coverage)
+    if cell.popularity == "uniform":
+        return [1.0] * count
+    if cell.popularity == "hot":
+        return [float(count - 1)] + [1.0] * (count - 1)
+    return [1.0 / (rank + 1) for rank in range(count)]
+
+
+def trace(cell: Cell, seed: int, requests: int) -> Iterator[TraceRequest]:
+    rng = random.Random(f"{cell}/{seed}")
+    share = weights(cell)
+    names = [f"a{i}" for i in range(len(share))]
+    rate = cell.utilisation * REPLICAS * capacity()
+    at, burst_left, burst = 0.0, 0, names[0]
+    for _ in range(requests):
+        at += rng.expovariate(rate)
+        if burst_left:
+            burst_left -= 1
+            adapter = burst if rng.random() < 0.5 else rng.choices(names, share)[0]
+        else:
+            adapter = rng.choices(names, share)[0]
+            if cell.popularity == "bursty" and rng.random() < 0.01:
+                burst_left, burst = 60, rng.choice(names)
+        prompt = max(1, round(rng.lognormvariate(math.log(PROMPT) - 0.125, 0.5)))
+        output = max(1, round(rng.expovariate(1 / OUTPUT)))
+        yield TraceRequest(round(at * SECOND), "tenant", adapter, prompt, output)
+
+
+def settings(cell: Cell, policy: str) -> FleetSettings:
+    twin = profile(cell.load_ms)
+    replica = ReplicaSpec(
+        "",
+        SLOTS,
+        SLOTS,
+        max_seqs=SEQS,
+        max_in_flight=100_000,
+        load_bytes_per_s=10**12,
+        load_overhead=cell.load_ms * MS,
+        activation=2 * MS,
+        prefill_tokens_per_s=40_000,
+        itl=twin.step_ps(SEQS, PROMPT * SEQS, 0, SLOTS) // 1000,
+    )
+    replicas = tuple(ReplicaSpec(**{**_fields(replica), "name": f"r{i}"}) for i in range(REPLICAS))
+    adapters = tuple(AdapterSpec(f"a{i}", f"{i:064x}", 16, ADAPTER_BYTES) for i in range(len(weights(cell))))
+    tenants = (TenantSpec("tenant", 10**9, 10**9, 10**6 * SECOND),)
+    return FleetSettings(replicas, adapters, tenants, policy=policy)
+
+
+def _fields(replica: ReplicaSpec) -> dict[str, Any]:
+    return {name: getattr(replica, name) for name in replica.__struct_fields__}
+
+
+def run(job: tuple[Cell, int, str, int]) -> dict[str, Any]:
+    cell, seed, policy, requests = job
+    twin = profile(cell.load_ms)
+    fleet = VirtualFleet(settings(cell, policy), {f"r{i}": twin for i in range(REPLICAS)})
+    fleet.run(trace(cell, seed, requests))
+    rows = sorted(fleet.rows["requests"], key=lambda r: r["arrived_ns"])
+    counted = rows[len(rows) // 4 :]
+    ttft = sorted((r["first_token_ns"] - r["arrived_ns"]) / SECOND for r in counted)
+    met: dict[str, list[bool]] = {}
+    for row in counted:
+        met.setdefault(row["adapter"], []).append(row["first_token_ns"] - row["arrived_ns"] < SLO_S * SECOND)
+    return {
+        "cell": cell,
+        "seed": seed,
+        "policy": policy,
+        "mean": statistics.fmean(ttft),
+        "p99": ttft[int(0.99 * len(ttft))],
+        "loads": sum(r["tier_before"] == "disk" and r["tier_after"] == "gpu" for r in fleet.rows["residency"]),
+        "attainment": min(statistics.fmean(values) for values in met.values() if len(values) >= 5),
+        "overloaded": ttft[-1] > 0.25 * (rows[-1]["arrived_ns"] - rows[0]["arrived_ns"]) / SECOND,
+    }
+
+
+def judge(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Per cell: medians over seeds, and the median over seeds of our figure over the best baseline's of that seed."""
+    ours, *baselines = policy_names()
+    by: dict[tuple[Cell, int, str], dict[str, Any]] = {(r["cell"], r["seed"], r["policy"]): r for r in results}
+    table = []
+    for cell in dict.fromkeys(r["cell"] for r in results):
+        seeds = sorted({r["seed"] for r in results if r["cell"] == cell})
+        line: dict[str, Any] = {"cell": cell}
+        for figure in ("mean", "p99"):
+            ratios = [by[cell, s, ours][figure] / min(by[cell, s, b][figure] for b in baselines) for s in seeds]
+            line[figure] = statistics.median(ratios)
+            line[f"{figure}_spread"] = (min(ratios), max(ratios))
+        for policy in policy_names():
+            mine = [by[cell, s, policy] for s in seeds]
+            line[policy] = {f: statistics.median(r[f] for r in mine) for f in ("mean", "p99", "loads", "attainment")}
+        line["overloaded"] = all(by[cell, s, ours]["overloaded"] for s in seeds)
+        table.append(line)
+    return table
+
+
+def show(table: list[dict[str, Any]]) -> None:
+    ours, *baselines = policy_names()
+    print("cell: utilisation, slots/working set, load, popularity | TTFT mean s, ratio to best baseline [min-max] | p99 s, ratio")
+    for line in table:
+        cell, mine = line["cell"], line[ours]
+        best = min(baselines, key=lambda b: line[b]["mean"])
+        low, high = line["mean_spread"]
+        print(
+            f"{cell.utilisation:.1f} {cell.coverage:4.2f} {cell.load_ms:5d}ms {cell.popularity:8} | "
+            f"{mine['mean']:8.3f} {line['mean']:5.2f} [{low:.2f}-{high:.2f}] | {mine['p99']:8.3f} {line['p99']:5.2f} | "
+            f"loads {mine['loads']:5.0f} ({best} {line[best]['loads']:.0f}) | worst adapter {mine['attainment']:.2f} "
+            f"({line[best]['attainment']:.2f}){' overloaded' if line['overloaded'] else ''}"
+        )
+    for figure in ("mean", "p99"):
+        ratios = [line[figure] for line in table]
+        print(
+            f"{figure} TTFT over {len(table)} cells: more than 5 % worse than the best baseline in "
+            f"{sum(r > 1.05 for r in ratios)}, at least 10 % better in {sum(r <= 0.9 for r in ratios)}; "
+            f"median ratio {statistics.median(ratios):.3f}, best {min(ratios):.3f}, worst {max(ratios):.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--quick", action="store_true", help="two seeds on a third of the grid")
+    parser.add_argument("--json", help="write every run's figures to this file")
+    arguments = parser.parse_args()
+    cells = [Cell(*values) for values in product(UTILISATIONS, COVERAGES, LOADS_MS, POPULARITIES)]
+    if arguments.quick:
+        cells, arguments.seeds = cells[::3], 2
+    jobs = [
+        (cell, seed, policy, arguments.requests)
+        for cell in cells
+        for seed in range(arguments.seeds)
+        for policy in policy_names()
+    ]
+    began, results = time.monotonic(), []
+    with Pool(2) as pool:
+        for number, result in enumerate(pool.imap_unordered(run, jobs, chunksize=4), 1):
+            results.append(result)
+            if number % 20 == 0:
+                left = (time.monotonic() - began) / number * (len(jobs) - number)
+                print(f"\r{number}/{len(jobs)} runs, {left:.0f} s left ", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    show(judge(results))
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump([{**r, "cell": r["cell"]._asdict()} for r in results], file)
+
+
+if __name__ == "__main__":
+    main()

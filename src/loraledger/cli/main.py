@@ -1,0 +1,67 @@
+"""``loraledger``: the verbs, and how errors leave the process.
+
+Each verb lives in a file of its own and imports what is heavy when it runs, so that ``--help`` and completion stay quick. Data goes
+to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, 3 bad config or input file, 4 target unreachable,
+5 check or objective not met.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from loraledger import __version__
+from loraledger.cli import check, config, demo, emulate, explain, get, serve, verify
+from loraledger.errors import LedgerError
+
+app = typer.Typer(
+    name="loraledger",
+    help="Run a multi-tenant LoRA endpoint as three capacity problems: base floor, adapter residency, KV cache.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 bad config or input file, 4 target unreachable, 5 check not met.",
+)
+app.command("serve")(serve.serve)
+app.command("check")(check.check)
+app.command("demo")(demo.demo)
+app.add_typer(get.app, name="get")
+app.command("explain")(explain.explain)
+app.command("verify")(verify.verify)
+app.add_typer(config.app, name="config")
+app.command("emulate")(emulate.emulate)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"loraledger {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point: run a verb; a ``LedgerError`` becomes one line on stderr and its exit code."""
+    try:
+        app()
+    except LedgerError as error:
+        print(f"loraledger: {error.message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output left: nothing to say to anyone
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""How verbs print: a table for people on a terminal, plain columns in a pipe, one JSON document with ``--json``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+SCHEMA_VERSION = 1
+
+
+def print_json(kind: str, items: object) -> None:
+    """One document: ``{"schema_version", "kind", "items"}``."""
+    document = {"schema_version": SCHEMA_VERSION, "kind": kind, "items": items}
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> None:
+    """A table with upper-case headings; columns named in ``right`` are aligned right. Unknown shows as ``-``."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.upper(), justify="right" if column in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*("-" if cell is None else str(cell) for cell in row))
+    width = None if sys.stdout.isatty() else 240
+    Console(width=width, highlight=False, soft_wrap=False).print(table)
+
+
+def seconds(nanoseconds: object) -> str | None:
+    """A duration for a table: ``0.412`` seconds; ``None`` stays unknown."""
+    return f"{nanoseconds / 1e9:.3f}" if isinstance(nanoseconds, int | float) else None
+
+
+def between(row: dict[str, object], start: str, end: str) -> int | None:
+    """The duration between two time columns of a row, ns; ``None`` if either is unknown."""
+    a, b = row.get(start), row.get(end)
+    return b - a if isinstance(a, int) and isinstance(b, int) else None

@@ -1,0 +1,51 @@
+"""``loraledger serve``: run the gateway."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from loraledger.cli.options import ConfigOption, load_settings
+
+
+def serve(
+    config: ConfigOption = None,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Run the gateway until SIGTERM, then drain. Exit code 0 after a clean drain."""
+    import asyncio
+
+    import uvloop
+
+    from loraledger.config import warnings
+    from loraledger.gateway.serve import Gateway
+
+    logging.basicConfig(
+        level=log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
+    settings = load_settings(config).settings
+    for warning in warnings(settings):
+        logging.getLogger("loraledger").warning("%s", warning)
+    gateway = Gateway(settings, os.environ)
+    for problem in gateway.catalog.problems:
+        logging.getLogger("loraledger").warning("adapter not served: %s", problem)
+
+    def ready() -> None:
+        assert gateway.plane is not None
+        logging.getLogger("loraledger").info(
+            "serving %d adapters from %d replicas on http://%s:%d (control http://%s:%d)",
+            len(gateway.catalog.entries),
+            len(settings.replicas),
+            settings.listen.host,
+            gateway.plane.port,
+            settings.control.host,
+            gateway.control_port,
+        )
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(gateway.run(ready))

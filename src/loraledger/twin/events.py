@@ -1,0 +1,111 @@
+"""What goes into a replica's twin and what comes out of it.
+
+Every word carries its own time in integer picoseconds, on whatever scale the caller uses; the twin only compares and adds. Names
+of adapters are the engine-side ones. ``took`` is how long the engine itself was busy with that one thing.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class TwinRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request: generates exactly ``output_tokens`` (at least 1) after ``prompt_tokens`` (at least 1)."""
+
+    id: str
+    adapter: str | None
+    prompt_tokens: int
+    output_tokens: int
+
+
+class TokenOut(msgspec.Struct, frozen=True, gc=False):
+    """Request ``id`` has generated its ``n_generated``-th token; with ``finished`` that was the last one."""
+
+    at: int
+    id: str
+    n_generated: int
+    first: bool
+    finished: bool
+
+
+class Rejected(msgspec.Struct, frozen=True, gc=False):
+    """The request ended before it began."""
+
+    at: int
+    id: str
+    reason: Literal["too_long", "unknown_adapter", "engine_dead"]
+
+
+class Preempted(msgspec.Struct, frozen=True, gc=False):
+    """The request lost its KV blocks and waits, first in line, to compute them again. Tokens already out stay out."""
+
+    at: int
+    id: str
+
+
+class LoadDone(msgspec.Struct, frozen=True, gc=False):
+    """A ``register`` call was carried out: the name can be asked for from now on."""
+
+    at: int
+    name: str
+    took: int
+
+
+class LoadFailed(msgspec.Struct, frozen=True, gc=False):
+    """A ``register`` call was refused; nothing moved."""
+
+    at: int
+    name: str
+    reason: Literal["unreadable", "rank_too_high", "already_registered", "engine_dead"]
+
+
+class Loaded(msgspec.Struct, frozen=True, gc=False):
+    """Bytes reached the host cache, by a ``register`` call or because a step needed them."""
+
+    at: int
+    name: str
+    took: int
+
+
+class Activated(msgspec.Struct, frozen=True, gc=False):
+    """An adapter was copied into a slot."""
+
+    at: int
+    name: str
+    took: int
+
+
+class Evicted(msgspec.Struct, frozen=True, gc=False):
+    """An adapter left ``tier``. Leaving the host also empties its slot: then both are reported, slot first."""
+
+    at: int
+    name: str
+    tier: Literal["gpu", "host"]
+
+
+class Died(msgspec.Struct, frozen=True, gc=False):
+    """A step needed an adapter whose files are gone, which ends the engine. ``lost``: requests that were still open."""
+
+    at: int
+    adapter: str
+    lost: tuple[str, ...]
+
+
+TwinEvent = TokenOut | Rejected | Preempted | LoadDone | LoadFailed | Loaded | Activated | Evicted | Died
+
+
+class TwinSample(msgspec.Struct, frozen=True, gc=False):
+    """What an engine's own metrics would say: its scheduler's state after the last step that began.
+
+    ``active``: adapters with running or waiting requests, in the order in which they got their first one. Requests that arrived
+    during the running step are not in it yet. ``preemptions`` counts since the start.
+    """
+
+    running: int
+    waiting: int
+    kv_used_blocks: int
+    kv_blocks: int
+    active: tuple[str, ...]
+    preemptions: int

@@ -1,0 +1,1 @@
+"""What tests of the whole product share."""

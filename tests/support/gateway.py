@@ -1,0 +1,129 @@
+"""A real gateway process under test: its files, its start, its deaths, and its record afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+
+from loraledger.conductor.reading import open_record
+from loraledger.config import hash_key
+from loraledger.record.tables import Row, TableName
+
+START_LIMIT_S = 30.0
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tenant(name: str, adapters: list[str], **more: Any) -> dict[str, Any]:
+    """A tenant of the settings whose key is ``key-NAME``."""
+    return {"name": name, "key_hashes": [hash_key(f"key-{name}")], "adapters": adapters, **more}
+
+
+def replica(name: str, url: str, **more: Any) -> dict[str, Any]:
+    """A replica of the settings with the engine flags that the tests use: 2 slots, 4 host entries."""
+    return {"name": name, "url": url, "slots": 2, "host_entries": 4, **more}
+
+
+class GatewayProcess:
+    """``loraledger serve`` as a process of its own. ``settings`` lack only ports and the record directory."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.record = folder / "record"
+        self.port, self.control_port = free_port(), free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.control = f"http://127.0.0.1:{self.control_port}"
+        self.config = folder / "loraledger.yaml"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._settings = dict(settings)
+
+    def start(self, replicas_up: int = 0) -> Self:
+        """Start it and wait until it answers, and ``replicas_up`` replicas are up."""
+        own = {
+            "listen": {"port": self.port},
+            "control": {"port": self.control_port},
+            "record": {"dir": str(self.record), "segment_bytes": "4MiB"},
+        }
+        self.config.write_text(json.dumps({**own, **self._settings}), encoding="utf-8")
+        with (self.folder / "gateway.log").open("ab") as log:
+            command = [sys.executable, "-m", "loraledger.cli.main", "serve", "--config", str(self.config)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONHASHSEED": "7"})
+        self.wait(lambda: len(self.summary().get("replicas_up", ())) >= replicas_up and self.summary() != {}, "the gateway to be ready")
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def summary(self) -> dict[str, Any]:
+        """``/api/summary``; empty while nobody listens."""
+        try:
+            reply: dict[str, Any] = httpx2.get(f"{self.control}/api/summary", timeout=2.0).json()
+        except httpx2.TransportError:
+            return {}
+        return reply
+
+    def api(self, path: str) -> Any:
+        """A document of the control plane."""
+        return httpx2.get(f"{self.control}{path}", timeout=5.0).json()
+
+    def wait(self, condition: Any, what: str, limit_s: float = START_LIMIT_S) -> None:
+        """Wait until ``condition()`` holds; AssertionError with the log's end when it does not in time."""
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            died = self.process is not None and self.process.poll() is not None
+            if died or time.monotonic() > deadline:
+                raise AssertionError(f"waited for {what}{' (the process died)' if died else ''}:\n{self.log()[-4000:]}")
+            time.sleep(0.05)
+
+    def log(self) -> str:
+        """Everything that it logged."""
+        return (self.folder / "gateway.log").read_text(encoding="utf-8", errors="replace")
+
+    def stop(self) -> int:
+        """SIGTERM and wait for the drain; returns the exit code."""
+        if self.process is None or self.process.poll() is not None:
+            return self.process.returncode if self.process is not None else 0
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    def kill9(self) -> None:
+        """End it without a word."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def rows(self, table: TableName = "requests") -> list[Row]:
+        """All rows of a table, oldest first."""
+        with open_record(self.record) as reader:
+            return reader.rows(table)[::-1]
+
+    def verify(self, hash_seed: str = "31337") -> str:
+        """Step the journal through a fresh kernel in another process with another hash seed; returns its words."""
+        done = subprocess.run(
+            [sys.executable, "-m", "loraledger.cli.main", "verify", "--record", str(self.record)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
