@@ -53,8 +53,8 @@ class GatewayProcess:
         self.process: subprocess.Popen[bytes] | None = None
         self._settings = dict(settings)
 
-    def start(self, replicas_up: int = 0) -> Self:
-        """Start it and wait until it answers, and ``replicas_up`` replicas are up."""
+    def start(self, replicas_up: int) -> Self:
+        """Start it and wait until ``replicas_up`` replicas are up (1 at least, so that it answers)."""
         own = {
             "listen": {"port": self.port},
             "control": {"port": self.control_port},
@@ -64,7 +64,7 @@ class GatewayProcess:
         with (self.folder / "gateway.log").open("ab") as log:
             command = [sys.executable, "-m", "loraledger.cli.main", "serve", "--config", str(self.config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONHASHSEED": "7"})
-        self.wait(lambda: len(self.summary().get("replicas_up", ())) >= replicas_up and self.summary() != {}, "the gateway to be ready")
+        self.wait(lambda: len(self.summary().get("replicas_up", ())) >= replicas_up, f"{replicas_up} replicas to be up")
         return self
 
     def __enter__(self) -> Self:
@@ -74,7 +74,7 @@ class GatewayProcess:
         self.stop()
 
     def summary(self) -> dict[str, Any]:
-        """``/api/summary``; empty while nobody listens."""
+        """``/api/summary``; without ``replicas_up`` while nobody listens."""
         try:
             reply: dict[str, Any] = httpx2.get(f"{self.control}/api/summary", timeout=2.0).json()
         except httpx2.TransportError:

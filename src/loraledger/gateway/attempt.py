@@ -76,7 +76,7 @@ class Owner(Protocol):
     def finished(self, status: Status, http_status: int | None, reason: str | None) -> None:
         """All was shown."""
 
-    def broke_off(self, status: Status, http_status: int | None, reason: str, *, stream: bool) -> None:
+    def broke_off(self, status: Status, http_status: int | None, reason: str) -> None:
         """Some was shown."""
 
 
@@ -326,6 +326,6 @@ class Attempt:
 
     def _break(self, status: Status, reason: str) -> None:
         if self._owner.answering:
-            self._owner.broke_off(status, self.status, reason, stream=self._stream is not None)
+            self._owner.broke_off(status, self.status, reason)
         else:
             self._owner.failed(status, self.status, reason)

@@ -8,8 +8,8 @@ events and does what commands say; both may happen inside each other, so its own
        +-- AttemptFailed ---+ (the kernel may choose again)          +--> DONE, the client's connection cut
 
 Nothing is sent to the client before there is a whole frame of a stream, or the whole of an answer that is not one: until then
-an attempt that fails can be made again on another replica. Afterwards the only honest end is to cut the connection, for a
-stream after an error frame. Whatever happens, ``_end`` is passed once: the request leaves the table of open ones, its
+an attempt that fails can be made again on another replica. Afterwards the only honest end of a stream is an error frame and a cut
+connection. Whatever happens, ``_end`` is passed once: the request leaves the table of open ones, its
 connection is given back or dropped, and either one event is fed or, when the kernel itself refused it, none.
 """
 
@@ -240,10 +240,9 @@ class Exchange:
         caller.answered()
         self._state.feed(RequestFinished(self._state.clock(), self.id, status, http_status, reason, measured))
 
-    def broke_off(self, status: Status, http_status: int | None, reason: str, *, stream: bool) -> None:
-        """The answer will not be complete, and the client has seen some of it."""
-        if stream:
-            self.show(error_frame("the replica broke off its answer", status), last=False)
+    def broke_off(self, status: Status, http_status: int | None, reason: str) -> None:
+        """The stream will not be complete, and the client has seen some of it."""
+        self.show(error_frame("the replica broke off its answer", status), last=False)
         measured, caller = self._end(), self._caller
         caller.cut()
         self._state.feed(RequestFinished(self._state.clock(), self.id, status, http_status, reason, measured))

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from loraledger.gateway import answers
-from loraledger.gateway.answers import Renamer, Usage
+from loraledger.gateway.answers import ABSENT, Renamer, Usage
 from loraledger.record.sketch import Sketch
 
 _NULL_USAGE: Final = b',"usage":null}'
@@ -43,6 +43,7 @@ class SseReader:
 
     __slots__ = (
         "_after_cr",
+        "_fresh",
         "_hide_usage",
         "_pending",
         "_renamer",
@@ -61,6 +62,7 @@ class SseReader:
         self._hide_usage = hide_usage
         self._pending = b""
         self._after_cr = False
+        self._fresh = 0
         self.done = False
         """``[DONE]`` has come."""
         self.error: StreamError | None = None
@@ -91,14 +93,16 @@ class SseReader:
         if self._pending:
             data = self._pending + data
         *frames, self._pending = data.split(b"\n\n")
-        if len(frames) == 1:
-            return self._frame(frames[0], now)
-        return b"".join([self._frame(frame, now) for frame in frames])
+        shown = b"".join([self._frame(frame) for frame in frames])
+        self._count(now)
+        return shown
 
     def finish(self, now: int) -> bytes:
         """The stream has ended: a last frame may lack its empty line."""
         last, self._pending = self._pending, b""
-        return self._frame(last, now) if last.strip(b"\n") else b""
+        shown = self._frame(last) if last.strip(b"\n") else b""
+        self._count(now)
+        return shown
 
     def _line_feeds(self, data: bytes) -> bytes:
         if self._after_cr and data.startswith(b"\n"):
@@ -106,26 +110,26 @@ class SseReader:
         self._after_cr = data.endswith(b"\r") if data else False
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
-    def _frame(self, frame: bytes, now: int) -> bytes:
+    def _frame(self, frame: bytes) -> bytes:
         if not frame.startswith(b"data:") or b"\n" in frame:
-            return self._unusual(frame, now)
+            return self._unusual(frame)
         payload = frame[6:] if frame.startswith(b"data: ") else frame[5:]
-        shown = self._payload(payload, now)
+        shown = self._payload(payload)
         return b"" if shown is None else b"data: %b\n\n" % shown
 
-    def _unusual(self, frame: bytes, now: int) -> bytes:
+    def _unusual(self, frame: bytes) -> bytes:
         """Comments, other fields, data over several lines, stray empty lines."""
         lines = frame.split(b"\n")
         data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
         if not data:
             return frame + b"\n\n"
-        shown = self._payload(b"\n".join(data), now)
+        shown = self._payload(b"\n".join(data))
         if shown is None:
             return b""
         others = [line for line in lines if line and not line.startswith(b"data:")]
         return b"\n".join([*others, *(b"data: " + line for line in shown.split(b"\n"))]) + b"\n\n"
 
-    def _payload(self, payload: bytes, now: int) -> bytes | None:
+    def _payload(self, payload: bytes) -> bytes | None:
         """Read one frame's data; what the client gets instead, None for nothing."""
         if payload == b"[DONE]":
             self.done = True
@@ -134,12 +138,12 @@ class SseReader:
         if chunk is None:
             return self._renamer.document(payload)
         if chunk.has_content:
-            self._count(now)
-        if memoryview(chunk.error).nbytes and bytes(chunk.error) != b"null":
+            self._fresh += 1
+        if chunk.error is not ABSENT and bytes(chunk.error) != b"null":
             message, code = answers.error_text(payload)
             self.error = StreamError(self._renamer.text(message), code)
             return self._renamer.message(payload)
-        if not memoryview(chunk.usage).nbytes:
+        if chunk.usage is ABSENT:
             return self._renamer.document(payload)
         return self._with_usage(payload, chunk)
 
@@ -154,11 +158,18 @@ class SseReader:
         return self._renamer.document(payload, drop_usage=True)
 
     def _count(self, now: int) -> None:
+        """Note when the frames with content of one read came."""
+        fresh, self._fresh = self._fresh, 0
+        if not fresh:
+            return
         if self.last_token is None:
             self.first_token = now
+            self.gap_max = 0 if fresh > 1 else None
         else:
             gap = max(0, now - self.last_token)
             self.gaps.add(gap)
             self.gap_max = gap if self.gap_max is None or gap > self.gap_max else self.gap_max
+        if fresh > 1:
+            self.gaps.add(0, fresh - 1)
         self.last_token = now
-        self.tokens_seen += 1
+        self.tokens_seen += fresh

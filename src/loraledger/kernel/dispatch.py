@@ -35,7 +35,9 @@ def send(
         replica.adapters[name] = in_flight + 1
         adapter.placed[replica.spec.name] = turn.now
         tier = tier_of(replica, registration)
-        if tier != "gpu" and not in_flight:  # what is in flight already brings it in, and the engine batches the rest behind
+        if (
+            tier != "gpu" and not in_flight
+        ):  # what is in flight already brings it in, and the engine batches the rest behind
             load = load_time(replica, adapter.spec.bytes, turn.now) if tier != "host" else 0
             request.stall = load + replica.spec.activation
             replica.stall_out += request.stall

@@ -118,14 +118,14 @@ def _table(progress: Progress, replicas: list[dict[str, Any]]) -> Any:  # noqa: 
     for column in ("replica", "in flight", "waiting", "KV", "slots used", "held in slots"):
         table.add_column(column)
     for replica in replicas:
-        held = [a["name"] for a in replica["adapters"] if a["tier"] == "gpu"]
+        held = [a["adapter"] for a in replica["adapters"] if a["tier"]["value"] == "gpu"]
         usage = replica["kv_usage"]["value"]
         table.add_row(
             replica["name"],
             str(replica["in_flight"]["value"]),
             str(replica["waiting"]["value"]),
             "-" if usage is None else f"{usage:.0%}",
-            f"{replica['slots_used']['value']}/{replica['slots']['value']}",
+            f"{replica['slots_used']['value']}/{replica['slots']}",
             ", ".join(held),
         )
     return table

@@ -1,0 +1,295 @@
+"""The same replica written a second time, plainly: one list of running requests, every request walked at every step.
+
+Slow on purpose. Nothing is shared with the twin but its events and its profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from loraledger.twin.events import (
+    Activated,
+    Died,
+    Evicted,
+    LoadDone,
+    Loaded,
+    LoadFailed,
+    Preempted,
+    Rejected,
+    TokenOut,
+    TwinEvent,
+    TwinRequest,
+)
+from loraledger.twin.profile import TwinProfile
+
+
+@dataclass(frozen=True)
+class Submit:
+    at: int
+    request: TwinRequest
+
+
+@dataclass(frozen=True)
+class Cancel:
+    at: int
+    id: str
+
+
+@dataclass(frozen=True)
+class Register:
+    at: int
+    name: str
+    size: int
+    rank: int
+    readable: bool = True
+
+
+@dataclass(frozen=True)
+class Forget:
+    at: int
+    name: str
+
+
+Call = Submit | Cancel | Register | Forget
+
+
+@dataclass(eq=False)
+class Entry:
+    """One registration: an own place in the tiers, even if the name was there before."""
+
+    name: str
+    size: int
+    ready: int
+
+
+@dataclass(eq=False)
+class Live:
+    request: TwinRequest
+    adapter: Entry | None
+    computed: int = 0
+    generated: int = 0
+    blocks: int = 0
+    decoding: bool = False
+
+    @property
+    def need(self) -> int:
+        return self.request.prompt_tokens + self.generated
+
+
+@dataclass
+class Oracle:
+    """``gone``: adapters whose files a step cannot read again."""
+
+    profile: TwinProfile
+    gone: frozenset[str] = frozenset()
+    events: list[TwinEvent] = field(default_factory=list)
+    now: int = 0
+    registered: dict[str, Entry] = field(default_factory=dict)
+    running: list[Live] = field(default_factory=list)
+    waiting: list[Live] = field(default_factory=list)
+    batch: list[Entry] = field(default_factory=list)
+    host: list[Entry] = field(default_factory=list)
+    slots: list[Entry] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    cancelled: dict[str, int] = field(default_factory=dict)
+    dead: bool = False
+
+    def run(self, calls: Sequence[Call]) -> list[TwinEvent]:
+        """``calls`` in order of time, at most one cancel a request. Returns all that happened, in order of time."""
+        todo = list(calls)
+        self.cancelled = {call.id: call.at for call in calls if isinstance(call, Cancel)}
+        while todo or self.running or self.waiting:
+            while todo and todo[0].at <= self.now:
+                self.take(todo.pop(0))
+            if self.running or self.waiting:
+                self.step()
+            elif todo:
+                self.now = max(self.now, todo[0].at)
+        return sorted(self.events, key=lambda event: event.at)
+
+    def take(self, call: Call) -> None:
+        if isinstance(call, Submit):
+            self.arrive(call)
+        elif isinstance(call, Register):
+            self.load(call)
+        elif isinstance(call, Forget):
+            self.registered.pop(call.name, None)
+        else:
+            for live in [*self.running, *self.waiting]:
+                if live.request.id == call.id:
+                    self.end(live)
+
+    def arrive(self, call: Submit) -> None:
+        request = call.request
+        if self.dead:
+            self.events.append(Rejected(call.at, request.id, "engine_dead"))
+            return
+        if request.prompt_tokens + request.output_tokens - 1 > self.profile.kv_blocks * self.profile.block_size:
+            self.events.append(Rejected(call.at, request.id, "too_long"))
+            return
+        if self.is_cancelled(request.id, self.now):
+            return
+        entry = None
+        if request.adapter is not None:
+            entry = self.registered.get(request.adapter)
+            if entry is None or entry.ready > call.at:
+                self.events.append(Rejected(self.now, request.id, "unknown_adapter"))
+                return
+        self.open.append(request.id)
+        self.waiting.append(Live(request, entry))
+
+    def is_cancelled(self, request_id: str, now: int) -> bool:
+        return request_id in self.cancelled and self.cancelled[request_id] <= now
+
+    # --- adapters
+
+    def load(self, call: Register) -> None:
+        if self.dead:
+            self.events.append(LoadFailed(call.at, call.name, "engine_dead"))
+        elif call.name in self.registered:
+            self.events.append(LoadFailed(self.now, call.name, "already_registered"))
+        elif not call.readable:
+            self.events.append(LoadFailed(self.now, call.name, "unreadable"))
+        elif call.rank > self.profile.max_rank:
+            self.events.append(LoadFailed(self.now, call.name, "rank_too_high"))
+        else:
+            entry = Entry(call.name, call.size, 0)
+            began = self.now
+            self.now = entry.ready = self.use(entry, began)
+            self.registered[call.name] = entry
+            self.events.append(LoadDone(self.now, call.name, self.now - began))
+
+    def use(self, entry: Entry, now: int) -> int:
+        if entry in self.host:
+            self.host.remove(entry)
+        else:
+            took = self.profile.load_overhead_ps + entry.size * 10**12 // self.profile.load_bytes_per_s
+            now += took
+            self.events.append(Loaded(now, entry.name, took))
+            if len(self.host) == self.profile.host_entries:
+                oldest = self.host.pop(0)
+                self.events.append(Evicted(now, oldest.name, "host"))
+                if oldest in self.slots:
+                    self.slots.remove(oldest)
+                    self.events.append(Evicted(now, oldest.name, "gpu"))
+        self.host.append(entry)
+        if entry in self.slots:
+            self.slots.remove(entry)
+        else:
+            if len(self.slots) == self.profile.slots:
+                self.events.append(Evicted(now, self.slots.pop(0).name, "gpu"))
+            now += self.profile.activation_ps
+            self.events.append(Activated(now, entry.name, self.profile.activation_ps))
+        self.slots.append(entry)
+        return now
+
+    # --- one step
+
+    def step(self) -> None:
+        planned: list[tuple[Live, int]] = []
+        preempted = False
+        for live in list(self.running):
+            if live not in self.running:
+                break
+            tokens = min(live.need - live.computed, self.budget_left(planned))
+            while live in self.running and not self.grow(live, tokens):
+                self.preempt(self.running[-1])
+                preempted = True
+            if live in self.running:
+                planned.append((live, tokens))
+        if not preempted:
+            self.admit(planned)
+        self.execute(planned)
+
+    def budget_left(self, planned: list[tuple[Live, int]]) -> int:
+        return self.profile.token_budget - sum(tokens for _, tokens in planned)
+
+    def blocks(self, tokens: int) -> int:
+        return (tokens + self.profile.block_size - 1) // self.profile.block_size
+
+    def free_blocks(self) -> int:
+        return self.profile.kv_blocks - sum(live.blocks for live in self.running)
+
+    def grow(self, live: Live, tokens: int) -> bool:
+        more = self.blocks(live.computed + tokens) - live.blocks
+        if more > self.free_blocks():
+            return False
+        live.blocks += more
+        return True
+
+    def preempt(self, live: Live) -> None:
+        self.leave(live)
+        live.computed = 0
+        live.decoding = False
+        self.waiting.insert(0, live)
+        self.events.append(Preempted(self.now, live.request.id))
+
+    def admit(self, planned: list[tuple[Live, int]]) -> None:
+        for live in list(self.waiting):
+            if self.budget_left(planned) == 0 or len(self.running) == self.profile.max_seqs:
+                return
+            if live.adapter is not None and live.adapter not in self.batch and len(self.batch) == self.profile.slots:
+                continue
+            if self.blocks(live.need) > self.free_blocks():
+                return
+            self.waiting.remove(live)
+            self.running.append(live)
+            if live.adapter is not None and live.adapter not in self.batch:
+                self.batch.append(live.adapter)
+            tokens = min(live.need, self.budget_left(planned))
+            assert self.grow(live, tokens)
+            planned.append((live, tokens))
+
+    def execute(self, planned: list[tuple[Live, int]]) -> None:
+        profile = self.profile
+        end = self.now
+        for entry in self.batch:
+            if entry not in self.host and entry.name in self.gone:
+                self.die(end, entry)
+                return
+            end = self.use(entry, end)
+        decoding = [live for live, _ in planned if live.decoding]
+        end += (
+            profile.step_base_ps
+            + profile.step_per_seq_ps * len(decoding)
+            + profile.step_per_kv_token_ps * sum(live.computed + 1 for live in decoding)
+            + profile.adapter_step_ps * len(self.batch)
+        )
+        prefill = sum(tokens for live, tokens in planned if not live.decoding)
+        if prefill:
+            end += max(profile.prefill_floor_ps, profile.prefill_offset_ps + profile.prefill_per_token_ps * prefill)
+        self.now = end
+        for live, tokens in planned:
+            live.computed += tokens
+            if live.computed == live.need:
+                self.generate(live)
+
+    def generate(self, live: Live) -> None:
+        live.decoding = True
+        live.generated += 1
+        first, last = live.generated == 1, live.generated == live.request.output_tokens
+        if not self.is_cancelled(live.request.id, self.now):
+            self.events.append(TokenOut(self.now, live.request.id, live.generated, first, last))
+        if last:
+            self.end(live)
+
+    def leave(self, live: Live) -> None:
+        self.running.remove(live)
+        live.blocks = 0
+        if live.adapter is not None and all(other.adapter is not live.adapter for other in self.running):
+            self.batch.remove(live.adapter)
+
+    def end(self, live: Live) -> None:
+        self.open.remove(live.request.id)
+        if live in self.running:
+            self.leave(live)
+        else:
+            self.waiting.remove(live)
+
+    def die(self, at: int, entry: Entry) -> None:
+        lost = tuple(name for name in self.open if not self.is_cancelled(name, self.now))
+        self.events.append(Died(at, entry.name, lost))
+        self.dead = True
+        self.running.clear()
+        self.waiting.clear()
