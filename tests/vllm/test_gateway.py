@@ -254,6 +254,7 @@ def test_an_adapter_whose_files_vanish_kills_one_replica_at_most_and_is_parked(
         outcomes = asyncio.run(_poison_among_bystanders(gateway, others))
         poisoned = [out for out in outcomes if out.model == "doomed"]
         assert all(out.error is not None for out in poisoned)
+        time.sleep(1.0)  # the API server of a dead engine exits 0.35 s after its last answer
         dead = [engine for engine in pair if not engine.alive()]
         assert len(dead) == 1, f"{len(dead)} replicas died of one bad adapter"
         view = gateway.api("/api/adapters/doomed")

@@ -10,22 +10,26 @@ A member not used for ``placement_age`` seconds leaves the set. Each replica tak
 minute, so that a burst cannot turn into an eviction storm. Near ties fall to rendezvous hashing, so that two gateways, or one
 gateway before and after a restart, break them alike.
 
-In a fleet above ``ALL`` replicas outsiders are sampled: the ``PREFERRED`` of highest rendezvous weight among a rotating window
-and ``SPREAD`` others; best-of-d already gives nearly all of the gain of looking at every one (Mitzenmacher's two choices).
+Most requests find their adapter in a slot of a member that nobody waits for. Outsiders are then not even scored: whatever they
+cost, it includes a load, and the cheapest load that was ever measured costs more. In a fleet above ``ALL`` replicas outsiders
+are sampled: ``PREFERRED`` that belong to the adapter, so that its placements stay together, and ``SPREAD`` that change with each
+decision; best-of-d already gives nearly all of the gain of looking at every one (Mitzenmacher, the power of two choices).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from loraledger.errors import ConfigError
 from loraledger.events import Candidate
-from loraledger.kernel.cost import candidate
+from loraledger.kernel.cost import candidate, load_floor
 from loraledger.kernel.policy import Choice, Stability
 from loraledger.kernel.rendezvous import weight
 from loraledger.kernel.settings import MS, SECOND
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
+
+ALL, PREFERRED, SPREAD = 32, 12, 4
 
 
 class BoundedAffinity:
@@ -53,6 +57,21 @@ class BoundedAffinity:
         self._age = int(merged["placement_age_s"] * SECOND)
         self._budget = loads_per_minute
 
+    def pool(self, state: FleetState, adapter: AdapterState | None) -> Iterable[ReplicaState]:
+        """All replicas of a small fleet; of a large one the placement set and a sample."""
+        if len(state.replicas) <= ALL:
+            return state.replicas.values()
+        everyone, decision = list(state.replicas.values()), state.next_decision
+        spread = [weight(decision, k) % len(everyone) for k in range(SPREAD if adapter is not None else ALL // 2)]
+        if adapter is None:
+            return [everyone[i] for i in dict.fromkeys(spread)]
+        if not adapter.preferred:
+            adapter.preferred = [weight(adapter.seed, k) % len(everyone) for k in range(PREFERRED)]
+        found = {name: state.replicas[name] for name in adapter.placed}
+        for i in (*adapter.preferred, *spread):
+            found[everyone[i].spec.name] = everyone[i]
+        return found.values()
+
     def choose(
         self, state: FleetState, request: RequestState, adapter: AdapterState | None, feasible: list[ReplicaState]
     ) -> Choice:
@@ -60,17 +79,20 @@ class BoundedAffinity:
         if adapter is None:
             return self._choose_for_base(state, request, feasible)
         now, placed, factor = state.now, adapter.placed, self._externality
-        inside: list[Candidate] = []
-        outside: list[Candidate] = []
+        members: list[ReplicaState] = []
+        outsiders: list[ReplicaState] = []
         for replica in feasible:
-            scored = candidate(state, replica, request, adapter, factor)
             last = placed.get(replica.spec.name)
             if last is not None and now - last < self._age:
-                inside.append(scored)
+                members.append(replica)
             elif self._may_grow(replica, now):
-                outside.append(scored)
-        if not inside and not outside:  # every churn budget is spent: better a load than no answer
-            outside = [candidate(state, replica, request, adapter, factor) for replica in feasible]
+                outsiders.append(replica)
+        inside = [candidate(state, replica, request, adapter, factor) for replica in members]
+        if inside and min(inside, key=_cost).cost <= self._tie + load_floor(state, feasible[0], adapter):
+            outsiders = []
+        elif not inside and not outsiders:  # every churn budget is spent: better a load than no answer
+            outsiders = feasible
+        outside = [candidate(state, replica, request, adapter, factor) for replica in outsiders]
         return self._pick(state, adapter, inside, outside, len(feasible))
 
     def _pick(

@@ -20,7 +20,7 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     for name, replica in new.replicas.items():
         before = old.replicas.get(name)
         if before is not None:
-            _carry_replica(before, replica)
+            _carry_replica(before, replica, old.now)
     for name, adapter in new.adapters.items():
         known = old.adapters.get(name)
         if known is None or known.spec.digest != adapter.spec.digest:
@@ -34,10 +34,11 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     return new
 
 
-def _carry_replica(before: ReplicaState, replica: ReplicaState) -> None:
+def _carry_replica(before: ReplicaState, replica: ReplicaState, now: int) -> None:
     for figure in ("itl", "prefill_rate", "load_ratio"):
         learnt, prior = getattr(before, figure), getattr(replica, figure).prior
         learnt.prior = prior
+        learnt.refresh(now)
         setattr(replica, figure, learnt)
     replica.drift, replica.draining = before.drift, before.draining
     same = (before.spec.slots, before.spec.host_entries) == (replica.spec.slots, replica.spec.host_entries)

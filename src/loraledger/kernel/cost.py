@@ -28,11 +28,18 @@ RATE_TAU = 60.0
 """Seconds over which an adapter's arrival rate is averaged."""
 
 
-def load_time(replica: ReplicaState, size: int, now: int) -> int:
+def load_time(replica: ReplicaState, size: int) -> int:
     """Expected duration of a load from disk of ``size`` bytes: overhead and bandwidth priors, scaled by what was measured."""
     spec = replica.spec
     prior = spec.load_overhead + size * SECOND // spec.load_bytes_per_s
-    return int(prior * replica.load_ratio.value(now))
+    return int(prior * replica.load_ratio.current)
+
+
+def load_floor(state: FleetState, replica: ReplicaState, adapter: AdapterState) -> int:
+    """Less than what any replica like this one takes to load the adapter: its prior times the least ratio ever measured."""
+    spec = replica.spec
+    prior = spec.load_overhead + adapter.spec.bytes * SECOND // spec.load_bytes_per_s
+    return int(prior * state.least_load_ratio)
 
 
 def tier_of(replica: ReplicaState, registration: Registration | None) -> HitClass:
@@ -115,13 +122,11 @@ def reload_of_victim(state: FleetState, replica: ReplicaState, name: str, stream
     victim = None if victim_name is None else state.adapters.get(victim_name.rpartition("@")[0])
     if victim is None:  # one that is only now being loaded: it is wanted for sure
         return (
-            float(load_time(replica, state.adapters[next(iter(replica.wanted))].spec.bytes, now))
-            if replica.wanted
-            else 0.0
+            float(load_time(replica, state.adapters[next(iter(replica.wanted))].spec.bytes)) if replica.wanted else 0.0
         )
     # Its residence here, were it left alone: one turn of the LRU list, at most a minute.
     chance = 1.0 - _half(arrival_rate(victim, now) / max(1, len(victim.placed)) * 60.0)
-    return chance * (replica.spec.activation + load_time(replica, victim.spec.bytes, now)) * (1 + streams)
+    return chance * (replica.spec.activation + load_time(replica, victim.spec.bytes)) * (1 + streams)
 
 
 def candidate(
@@ -129,7 +134,7 @@ def candidate(
 ) -> Candidate:
     """The full cost of ``request`` on ``replica`` now. ``weight`` scales the externality."""
     now = state.now
-    itl, prefill_rate = replica.itl.value(now), replica.prefill_rate.value(now)
+    itl, prefill_rate = replica.itl.current, replica.prefill_rate.current
     queue = queue_time(replica, itl, prefill_rate)
     prefill = int(request.prompt * SECOND / prefill_rate)
     left = load_left(replica, now)
@@ -186,7 +191,7 @@ def preparation(
     activation = replica.spec.activation
     if tier == "host" and not needs_verifying(adapter, registration):
         return left + activation, activation
-    load = load_time(replica, adapter.spec.bytes, now) + activation
+    load = load_time(replica, adapter.spec.bytes) + activation
     if state == "registered" and not needs_verifying(adapter, registration):
         return left + load, load  # the step reads it, no call is queued
     return left + wanted_ahead(replica, None) + load, load

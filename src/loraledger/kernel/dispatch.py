@@ -38,7 +38,7 @@ def send(
         if (
             tier != "gpu" and not in_flight
         ):  # what is in flight already brings it in, and the engine batches the rest behind
-            load = load_time(replica, adapter.spec.bytes, turn.now) if tier != "host" else 0
+            load = load_time(replica, adapter.spec.bytes) if tier != "host" else 0
             request.stall = load + replica.spec.activation
             replica.stall_out += request.stall
         use(turn, replica, name, registration, "request")

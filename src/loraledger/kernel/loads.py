@@ -44,7 +44,7 @@ def want(turn: Turn, replica: ReplicaState, name: str, waiter: str | None, cause
             registration.generation += 1
         step(turn, replica, name, registration, "want", cause)
         adapter = turn.state.adapters[name]
-        registration.expected = load_time(replica, adapter.spec.bytes, turn.now) + replica.spec.activation
+        registration.expected = load_time(replica, adapter.spec.bytes) + replica.spec.activation
         replica.wanted[name] = None
         _count_placement(replica, turn.now)
         start_next(turn, replica)
@@ -77,6 +77,7 @@ def loaded(turn: Turn, replica: ReplicaState, name: str, took: int) -> list[str]
         spec = replica.spec
         prior = spec.load_overhead + adapter.spec.bytes * SECOND // spec.load_bytes_per_s
         replica.load_ratio.observe(took / prior, turn.now)
+        turn.state.least_load_ratio = min(turn.state.least_load_ratio, replica.load_ratio.value(turn.now))
         adapter.placed[spec.name] = turn.now
     step(turn, replica, name, registration, "done", "load", took)
     registration.failures, registration.retry_at, registration.permanent = 0, 0, False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from loraledger.errors import ConfigError
@@ -14,7 +14,15 @@ from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
 
 
-class RoundRobin:
+class _WholeFleet:
+    """A policy that looks at every replica."""
+
+    def pool(self, state: FleetState, adapter: AdapterState | None) -> Iterable[ReplicaState]:
+        """All replicas, in configured order."""
+        return state.replicas.values()
+
+
+class RoundRobin(_WholeFleet):
     """Each request to the next replica, whatever it holds: what a plain load balancer does."""
 
     name: ClassVar[str] = "round-robin"
@@ -30,7 +38,7 @@ class RoundRobin:
         return Choice((candidate(state, replica, request, adapter, 0.0),), "next in turn", len(feasible))
 
 
-class LeastLoaded:
+class LeastLoaded(_WholeFleet):
     """To the replica with the least outstanding work (tokens sent and not finished, and foreign requests)."""
 
     name: ClassVar[str] = "least-loaded"
@@ -50,7 +58,7 @@ class LeastLoaded:
         return Choice((candidate(state, replica, request, adapter, 0.0),), "least outstanding work", len(feasible))
 
 
-class StrictAffinity:
+class StrictAffinity(_WholeFleet):
     """Each adapter to its one rendezvous home, however long the queue there; the base model in turn."""
 
     name: ClassVar[str] = "strict-affinity"

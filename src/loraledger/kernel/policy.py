@@ -7,7 +7,7 @@ decision can be explained.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import ClassVar, Literal, Protocol
 
 import msgspec
@@ -34,6 +34,10 @@ class Policy(Protocol):
     reads: ClassVar[frozenset[str]]
     """Signals that it uses, in the vocabulary of the observation model."""
     defaults: ClassVar[Mapping[str, float]]
+
+    def pool(self, state: FleetState, adapter: AdapterState | None) -> Iterable[ReplicaState]:
+        """The replicas worth looking at for this adapter."""
+        ...
 
     def choose(
         self, state: FleetState, request: RequestState, adapter: AdapterState | None, feasible: list[ReplicaState]

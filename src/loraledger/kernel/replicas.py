@@ -53,6 +53,8 @@ def down(turn: Turn, policy: Policy, event: ReplicaDown) -> None:
 
 def scrape_started(turn: Turn, replica: ReplicaState) -> None:
     """Remember what this gateway has in flight now: the sample that follows includes exactly that."""
+    for figure in (replica.itl, replica.prefill_rate, replica.load_ratio):
+        figure.refresh(turn.now)
     replica.mark = turn.now
     replica.own_at_mark = len(replica.in_flight)
     replica.kv_at_mark = replica.kv_own

@@ -15,9 +15,12 @@ from loraledger.kernel.policy import Policy
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState, Turn
 
 
-def feasible_for(state: FleetState, request: RequestState, adapter: AdapterState | None) -> list[ReplicaState]:
-    """Replicas that may take this request now."""
-    return [replica for replica in state.replicas.values() if fits(replica, request, adapter, state.now)]
+def feasible_for(
+    state: FleetState, policy: Policy, request: RequestState, adapter: AdapterState | None
+) -> list[ReplicaState]:
+    """Replicas that may take this request now: of the policy's pool, or of the whole fleet if none of those may."""
+    found = [replica for replica in policy.pool(state, adapter) if fits(replica, request, adapter, state.now)]
+    return found or [replica for replica in state.replicas.values() if fits(replica, request, adapter, state.now)]
 
 
 def fits(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
@@ -49,7 +52,7 @@ def route(turn: Turn, policy: Policy, request: RequestState) -> bool:
         if adapter.parked_until > turn.now:
             _refuse_parked(turn, request, adapter)
             return True
-    found = feasible_for(state, request, adapter)
+    found = feasible_for(state, policy, request, adapter)
     if request.failed_on is not None and len(found) > 1:
         found = [replica for replica in found if replica.spec.name != request.failed_on]
     if not found:

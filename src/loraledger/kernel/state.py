@@ -105,6 +105,8 @@ class AdapterState(msgspec.Struct):
     placed: dict[str, int] = {}
     rate: float = 0.0
     rate_at: int = 0
+    preferred: list[int] = []
+    """Positions of the replicas of a large fleet that are looked at first for it."""
     suspect_since: int = 0
     """Its use coincided with an engine exit at this time: each replica must verify it by an explicit load first."""
     strikes: int = 0
@@ -143,6 +145,7 @@ class FleetState(msgspec.Struct):
     """Commands under way: id to (replica, adapter)."""
     retries: float = 0.0
     round_robin: int = 0
+    least_load_ratio: float = 0.5
     counters: dict[str, int] = {}
 
 

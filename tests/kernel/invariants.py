@@ -1,0 +1,95 @@
+"""What must hold of a kernel's state after every step, whatever happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from loraledger.kernel.failures import ATTEMPTS
+from loraledger.kernel.fleet import Fleet
+from loraledger.kernel.state import FleetState, ReplicaState, RequestState
+
+SEATED = ("sent", "streaming")
+
+
+def check(fleet: Fleet, wake_at: int | None) -> None:
+    state = fleet.state
+    assert wake_at is None or wake_at >= state.now, "the kernel asks to be woken in the past"
+    assert 0 <= state.retries <= fleet.settings.limits.retry_burst
+    for replica in state.replicas.values():
+        _replica_counts(state, replica)
+        _replica_loads(state, replica)
+    _tenants(state)
+    _waiting(state)
+    assert all(state.adapters[name].spec.replicas for name in state.desired)
+
+
+def _replica_counts(state: FleetState, replica: ReplicaState) -> None:
+    here = [r for r in state.requests.values() if r.replica == replica.spec.name]
+    assert all(r.phase in SEATED for r in here)
+    assert replica.in_flight.keys() == {r.id for r in here}
+    assert replica.adapters == Counter(r.adapter for r in here if r.adapter is not None)
+    unanswered = [r for r in here if r.phase == "sent"]
+    assert replica.prefill_out == sum(r.prompt for r in unanswered)
+    assert replica.stall_out == sum(r.stall for r in unanswered)
+    assert replica.decode_out == sum(r.expect for r in here)
+    assert replica.kv_own == sum(r.prompt + r.expect for r in here)
+    assert len(replica.in_flight) <= replica.spec.max_in_flight
+    assert replica.foreign >= 0
+    assert replica.foreign_kv >= 0
+    assert set(replica.tiers.active) <= set(replica.tiers.host)
+    assert len(replica.tiers.active) <= replica.tiers.slots
+    assert len(replica.tiers.host) <= replica.tiers.host_entries
+
+
+def _replica_loads(state: FleetState, replica: ReplicaState) -> None:
+    by_state = {name: registration.state for name, registration in replica.registrations.items()}
+    loading = [name for name, where in by_state.items() if where == "loading"]
+    assert loading == ([] if replica.loading is None else [replica.loading])
+    assert list(replica.wanted) == [name for name in replica.wanted if by_state[name] == "wanted"]
+    assert len(replica.wanted) == sum(where == "wanted" for where in by_state.values())
+    assert replica.up or replica.loading is None
+    assert replica.loading is not None or not replica.wanted or not replica.up, "a wanted load is never sent"
+    for name, registration in replica.registrations.items():
+        if registration.state in ("loading", "evicting"):
+            assert state.commands[registration.command] == (replica.spec.name, name)
+        if registration.waiters:
+            assert registration.state in ("wanted", "loading"), "requests wait for a load that will not come"
+        if name not in state.adapters:
+            assert registration.state == "loading", "a replica keeps an adapter that left the catalog"
+
+
+def _tenants(state: FleetState) -> None:
+    for tenant in state.tenants.values():
+        mine = [r for r in state.requests.values() if r.tenant == tenant.spec.name]
+        queued = [r.id for r in mine if r.phase == "queued"]
+        assert tenant.active == len(mine) - len(queued)
+        assert tenant.active <= tenant.spec.concurrency
+        assert tenant.queue.keys() == set(queued)
+        assert len(tenant.queue) <= tenant.spec.queue
+    assert state.queued == sum(len(tenant.queue) for tenant in state.tenants.values())
+    assert state.waiting_tenants.keys() == {name for name, tenant in state.tenants.items() if tenant.queue}
+
+
+def _waiting(state: FleetState) -> None:
+    timers = set(state.timers)
+    for request in state.requests.values():
+        assert request.attempt <= ATTEMPTS
+        if request.phase in SEATED:
+            assert request.replica is not None
+            continue
+        assert request.deadline > state.now
+        assert (request.deadline, request.id) in timers, "a request waits without an armed deadline"
+        if request.phase == "loading":
+            _loading(state, request)
+    assert state.held.keys() == {r.id for r in state.requests.values() if r.phase == "held"}
+
+
+def _loading(state: FleetState, request: RequestState) -> None:
+    assert request.adapter is not None
+    waits_at = [
+        replica
+        for replica in state.replicas.values()
+        if request.adapter in replica.registrations and request.id in replica.registrations[request.adapter].waiters
+    ]
+    assert len(waits_at) == 1, "a request waits for no load, or for two"
+    assert waits_at[0].up
