@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraledger.kernel.estimates import CLIP, HALF_LIFE, MAX_WEIGHT, PRIOR_WEIGHT, Estimate
@@ -43,6 +43,7 @@ def test_old_observations_weigh_less_in_the_mean() -> None:
 
 
 @given(POSITIVE, st.floats(0, 1e18, allow_nan=False))
+@settings(deadline=None)
 def test_one_bad_sample_moves_the_value_within_a_bound(prior: float, sample: float) -> None:
     estimate = Estimate(prior)
     estimate.observe(sample, 1)
@@ -63,6 +64,7 @@ def test_one_bad_sample_among_many_good_ones_is_outlived() -> None:
 
 
 @given(POSITIVE, st.lists(st.tuples(POSITIVE, st.integers(0, 4 * HALF_LIFE)), max_size=60))
+@settings(deadline=None)
 def test_the_value_stays_between_the_least_and_the_greatest_that_was_seen(
     prior: float, steps: list[tuple[float, int]]
 ) -> None:
