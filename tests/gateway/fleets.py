@@ -82,6 +82,10 @@ class DrivenGateway:
         self.events.append(event)
         self._conductor.feed(event)
 
+    @property
+    def upstream_open(self) -> dict[str, int]:
+        return {}
+
     def metrics_text(self) -> bytes:
         return self.metrics.text(self.state, None, {})
 

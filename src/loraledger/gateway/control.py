@@ -101,6 +101,11 @@ class ControlPort(Protocol):
         """What a Prometheus scrape reads."""
         ...
 
+    @property
+    def upstream_open(self) -> Mapping[str, int]:
+        """By replica, the connections that requests have: what the kernel's counts are held against."""
+        ...
+
 
 class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a load or unload. Without a replica: every one that is up."""
@@ -181,6 +186,10 @@ class _Control:
                 "tenants": len(state.tenants),
                 "open_requests": len(state.requests),
                 "queued_requests": state.queued,
+                "self_check": {
+                    name: {"kernel_in_flight": len(replica.in_flight), "connections": plane.upstream_open.get(name, 0)}
+                    for name, replica in state.replicas.items()
+                },
                 "counters": dict(state.counters),
             }
         )

@@ -27,7 +27,7 @@ from loraledger.conductor.reading import last_state
 from loraledger.config import Secrets, Settings, resolve_secrets
 from loraledger.engines.vllm import VllmDriver
 from loraledger.errors import InputFileError
-from loraledger.events import Event, GatewayStarted
+from loraledger.events import Event, GatewayStarted, ReplicaDown
 from loraledger.gateway import assemble
 from loraledger.gateway.clock import WallClock
 from loraledger.gateway.control import control_app
@@ -75,6 +75,8 @@ class Gateway:
 
     def feed(self, event: Event) -> None:
         """Tell the conductor what happened."""
+        if isinstance(event, ReplicaDown) and self.plane is not None:
+            self.plane.drop_idle(event.replica)
         self.conductor.feed(event)
 
     @property
@@ -235,6 +237,12 @@ class Gateway:
     def now(self) -> int:
         """Nanoseconds since the epoch."""
         return self.clock()
+
+    @property
+    def upstream_open(self) -> Mapping[str, int]:
+        """By replica, the connections that requests have."""
+        assert self.plane is not None
+        return self.plane.upstream_open
 
     def metrics_text(self) -> bytes:
         """What a Prometheus scrape reads."""

@@ -44,7 +44,7 @@ class BoundedAffinity:
         "externality": 1.0,  # weight of the delay done to others
         "tie_ms": 5.0,
         "tie_share": 0.02,
-        "growth_share": 0.25,  # an outsider must be this much cheaper: its cost is the less certain one
+        "growth_share": 0.5,  # an outsider must be this much cheaper: a copy takes a slot for longer than this request
         "placement_age_s": 600.0,
     }
 
