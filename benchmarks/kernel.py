@@ -69,7 +69,9 @@ def main() -> None:
         figures: dict[str, list[float]] = {name: [] for name in policy_names()}
         for _ in range(arguments.repeats):
             for name, values in figures.items():
-                values.append(run(replicas, adapters, name, max(500, arguments.requests * 16 // max(16, replicas // 4))))
+                values.append(
+                    run(replicas, adapters, name, max(500, arguments.requests * 16 // max(16, replicas // 4)))
+                )
         for name, values in figures.items():
             print(
                 f"{replicas:6,} x {adapters:6,}     {name:17} {statistics.median(values):8.1f} "

@@ -2,11 +2,12 @@
 
     python -m benchmarks.policies [--seeds 10] [--requests 2000] [--quick] [--json FILE]
 
-Grid: utilisation .5 .7 .9 x fleet slots over working set .25 .5 1 x load from disk 10 ms 100 ms 1 s x popularity (uniform, Zipf 1.0, one
-hot adapter with half of the traffic, Zipf with bursts of one adapter). Four replicas of 8 slots, as many host entries (vLLM's default,
-``max_cpu_loras = max_loras``), 16 sequences; prompts log-normal around 256 tokens, outputs geometric with mean 64; decode and prefill
-times of an 8B model on one H100 (twin defaults). Utilisation counts token work alone: loads come on top, so a cell may be
-overloaded under every policy; such cells are marked. The first quarter of each run warms up and is not counted.
+Grid: utilisation .5 .7 .9 x fleet slots over working set .25 .5 1 x load from disk 10 ms 100 ms 1 s x popularity (uniform, Zipf
+1.0, one hot adapter with half of the traffic, Zipf with bursts of one adapter). Four replicas of 8 slots, as many host entries
+(vLLM's default, ``max_cpu_loras = max_loras``), 16 sequences; prompts log-normal around 256 tokens, outputs exponential with
+mean 64; decode and prefill times of an 8B model on one H100 (twin defaults). Utilisation counts token work alone: loads come on
+top, so a cell may be overloaded under every policy; such cells are marked. The first quarter of each run warms up and is not
+counted.
 
 All policies see the same arrivals (common random numbers): figures are ratios to the best baseline of the same cell and seed.
 """
@@ -126,7 +127,7 @@ def run(job: tuple[Cell, int, str, int]) -> dict[str, Any]:
     twin = profile(cell.load_ms)
     fleet = VirtualFleet(settings(cell, policy), {f"r{i}": twin for i in range(REPLICAS)})
     fleet.run(trace(cell, seed, requests))
-    rows = sorted(fleet.rows["requests"], key=lambda r: r["arrived_ns"])
+    rows: list[dict[str, Any]] = sorted(fleet.rows["requests"], key=lambda row: int(str(row["arrived_ns"])))
     counted = rows[len(rows) // 4 :]
     ttft = sorted((r["first_token_ns"] - r["arrived_ns"]) / SECOND for r in counted)
     met: dict[str, list[bool]] = {}
@@ -166,7 +167,9 @@ def judge(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def show(table: list[dict[str, Any]]) -> None:
     ours, *baselines = policy_names()
-    print("cell: utilisation, slots/working set, load, popularity | TTFT mean s, ratio to best baseline [min-max] | p99 s, ratio")
+    print(
+        "cell: utilisation, slots/working set, load, popularity | TTFT mean s, ratio to best baseline [min-max] | p99 s, ratio"
+    )
     for line in table:
         cell, mine = line["cell"], line[ours]
         best = min(baselines, key=lambda b: line[b]["mean"])

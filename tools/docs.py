@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -40,7 +39,7 @@ def _settings(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, s
             yield from _settings(nested, f"{path}[]." if many else f"{path}.")
 
 
-def _nested(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+def _nested(annotation: object) -> tuple[type[BaseModel] | None, bool]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation, False
     arguments = getattr(annotation, "__args__", ())

@@ -47,7 +47,9 @@ def main() -> int:
     p90 = functions[int(0.9 * (len(functions) - 1))]
     if p90 > P90:
         findings.append(f"90th percentile of function length is {p90} (limit {P90})")
-    print(f"{len(functions)} functions, median {functions[len(functions) // 2]}, p90 {p90}, longest {functions[-1]} lines")
+    print(
+        f"{len(functions)} functions, median {functions[len(functions) // 2]}, p90 {p90}, longest {functions[-1]} lines"
+    )
     print("\n".join(findings), file=sys.stderr)
     return 1 if findings else 0
 

@@ -1,4 +1,4 @@
-"""The README's path to a real fleet, followed to the letter: its blocks are the script, on the tiny model and four real adapters."""
+"""The README's path to a real fleet, followed to the letter: its blocks are the script, on the tiny model and four adapters."""
 
 from __future__ import annotations
 

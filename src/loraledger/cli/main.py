@@ -13,7 +13,8 @@ from typing import Annotated
 import typer
 
 from loraledger import __version__
-from loraledger.cli import check, config, demo, emulate, explain, get, serve, verify
+from loraledger.cli import check, config, emulate, explain, get, serve, verify
+from loraledger.cli.demo import demo
 from loraledger.errors import LedgerError
 
 app = typer.Typer(
@@ -26,7 +27,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("check")(check.check)
-app.command("demo")(demo.demo)
+app.command("demo")(demo)
 app.add_typer(get.app, name="get")
 app.command("explain")(explain.explain)
 app.command("verify")(verify.verify)
