@@ -144,7 +144,7 @@ async def run_load(
     async def one(number: int) -> Outcome:
         async with gate:
             if halfway is not None and number == count // 3:
-                halfway()
+                await halfway()
             model = rng.choices(models, weights)[0]
             kind = rng.choices(["plain", "stream", "cancelled"], [5, 5, 1])[0]
             return await call(clients[rng.choice(TENANTS)], model, rng.choice(PROMPTS), kind)
@@ -216,7 +216,17 @@ def test_a_replica_that_is_killed_loses_nothing_that_had_not_begun_to_stream(
 ) -> None:
     victim = pair[1]
     with GatewayProcess(tmp_path, settings_for(pair, model.adapters)).start(replicas_up=2) as gateway:
-        outcomes = asyncio.run(run_load(gateway, list(model.adapters), 150, halfway=victim.kill9))
+
+        async def kill_under_load() -> None:
+            async with httpx2.AsyncClient() as client:
+                while True:
+                    view = (await client.get(f"{gateway.control}/api/replicas/r2")).json()
+                    if view["in_flight"]["value"] >= 3:
+                        break
+                    await asyncio.sleep(0.01)
+            await asyncio.to_thread(victim.kill9)
+
+        outcomes = asyncio.run(run_load(gateway, list(model.adapters), 250, at_once=16, halfway=kill_under_load))
         lost = [out for out in outcomes if out.error is not None and not out.text]
         assert lost == [], [(out.model, out.error) for out in lost]
         victim.restart()
@@ -228,7 +238,7 @@ def test_a_replica_that_is_killed_loses_nothing_that_had_not_begun_to_stream(
         verified = gateway.verify()
     assert [out.error for out in again if out.error is not None] == []
     check_texts([*outcomes, *again], references)
-    assert len(rows) == 250
+    assert len(rows) == 350
     cut = [out for out in outcomes if out.error is not None]
     statuses = Counter(str(row["status"]) for row in rows)
     assert sum(n for status, n in statuses.items() if status not in ("ok", "client_gone")) == len(cut)
