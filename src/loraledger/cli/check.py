@@ -28,10 +28,13 @@ def check(
     """
     from loraledger.adapters import build_catalog
     from loraledger.config import warnings
+    from loraledger.gateway.assemble import fleet_settings
+    from loraledger.kernel.policies import make_policy
 
     settings = load_settings(config).settings
     found: list[tuple[str, str, str]] = [("warning", "settings", text) for text in warnings(settings)]
     catalog = build_catalog(settings)
+    make_policy(fleet_settings(settings, catalog))  # raises for a name or a parameter that does not exist
     found += [("problem", "adapter", str(problem)) for problem in catalog.problems]
     found += [("warning", "adapter", text) for text in catalog.warnings]
     found += _ranks(settings, {entry.name: entry.folder.rank for entry in catalog.entries})

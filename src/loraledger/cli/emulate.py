@@ -8,7 +8,7 @@ import typer
 
 
 def emulate(
-    port: Annotated[int, typer.Option(help="Port to listen on.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     slots: Annotated[int, typer.Option(help="Adapter slots (max_loras).")] = 4,
     host_entries: Annotated[int, typer.Option(help="Adapters in the host cache (max_cpu_loras).")] = 16,
@@ -23,6 +23,10 @@ def emulate(
     from loraledger.engines.emulator import EmulatorSettings, serve_emulator
     from loraledger.twin.profile import TwinProfile
 
-    profile = TwinProfile(slots=slots, host_entries=host_entries, max_rank=max_rank)
+    try:
+        profile = TwinProfile(slots=slots, host_entries=host_entries, max_rank=max_rank)
+        settings = EmulatorSettings(host=host, port=port, profile=profile, speed=speed)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_emulator(EmulatorSettings(host=host, port=port, profile=profile, speed=speed)))
+        runner.run(serve_emulator(settings))

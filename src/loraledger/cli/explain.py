@@ -46,7 +46,8 @@ def print_request(row: Row) -> None:
     """What is known of the request, a line a fact."""
     model = row["adapter"] or f"{row['base']} (base)"
     print(
-        f"request {row['id']}: tenant {row['tenant']}, model {model}, on {row['replica'] or 'no replica'}: {row['status']}"
+        f"request {row['id']}: tenant {row['tenant']}, model {model}, on {row['replica'] or 'no replica'}: "
+        f"{row['status'] or 'open'}"
     )
     spent = {
         "gateway queue": seconds(row["queued_ns"]),

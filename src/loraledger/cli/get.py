@@ -96,7 +96,7 @@ def replicas(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             _value(item["running"]),
             _value(item["waiting"]),
             _value(item["kv_usage"]),
-            f"{_value(item['slots_used'])}/{_value(item['slots'])}",
+            f"{_shown(item['slots_used'])}/{_shown(item['slots'])}",
             item["reason"],
         ]
         for item in items
@@ -136,20 +136,29 @@ def _from_gateway(what: str, config: Path | None) -> list[dict[str, Any]]:
 
     settings = load_settings(config).settings
     key = resolve_secrets(settings, os.environ).control_key
-    url = f"http://{settings.control.host}:{settings.control.port}/api/{what}"
+    host = f"[{settings.control.host}]" if ":" in settings.control.host else settings.control.host
+    url = f"http://{host}:{settings.control.port}/api/{what}"
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     try:
-        reply = httpx2.get(url, headers=headers, timeout=10.0)
+        reply = httpx2.get(url, headers=headers, timeout=10.0, trust_env=False)
     except httpx2.HTTPError as error:
         raise TargetError(f"no gateway answers at {url}: {error}; start it with `loraledger serve`") from error
     if reply.status_code != 200:
         raise TargetError(f"{url} answered {reply.status_code}: {reply.text[:300]}")
-    items: list[dict[str, Any]] = reply.json()[what]
+    try:
+        items: list[dict[str, Any]] = reply.json()[what]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TargetError(f"{url} is not a gateway's control plane: correct control.port") from error
     return items
 
 
 def _value(figure: object) -> object:
     return figure.get("value") if isinstance(figure, dict) else figure
+
+
+def _shown(figure: object) -> object:
+    value = _value(figure)
+    return "-" if value is None else value
 
 
 def _clock(ns: object) -> str | None:

@@ -7,6 +7,7 @@ to stdout, everything else to stderr. Exit codes: 0 ok, 1 failure, 2 usage, 3 ba
 
 from __future__ import annotations
 
+import errno
 import sys
 from typing import Annotated
 
@@ -51,17 +52,20 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: run a verb; a ``LedgerError`` becomes one line on stderr and its exit code."""
+    """Entry point: run a verb; a ``LedgerError`` becomes one line on stderr and its exit code.
+
+    The library ends the process itself on Ctrl-C (130) and, without a word, when whoever read the output left (1).
+    """
     try:
         app()
     except LedgerError as error:
         print(f"loraledger: {error.message}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output left: nothing to say to anyone
-        sys.exit(0)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"loraledger: {error}", file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 SCHEMA_VERSION = 1
+UNLIMITED = 100_000
+"""Columns of a table in a pipe: nothing is cut for a program that reads it."""
 
 
 def print_json(kind: str, items: object) -> None:
@@ -26,8 +28,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right:
         table.add_column(column.upper(), justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    width = None if sys.stdout.isatty() else 240
-    Console(width=width, highlight=False, soft_wrap=False).print(table)
+    width = None if sys.stdout.isatty() else UNLIMITED
+    # Names are data: `[red]` or `:x:` in one must not be taken for a style or an emoji.
+    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
 
 
 def seconds(nanoseconds: object) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,7 +14,9 @@ from loraledger.cli.options import ConfigOption, load_settings
 
 def serve(
     config: ConfigOption = None,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], typer.Option(help="How much is said on stderr.")
+    ] = "info",
 ) -> None:
     """Run the gateway until SIGTERM, then drain. Exit code 0 after a clean drain."""
     import asyncio

@@ -22,6 +22,7 @@ def verify(record: RecordOption = None, config: ConfigOption = None, as_json: Js
             f"{found.steps} steps with {found.commands} commands in {found.segments} segments: "
             + ("identical" if found.difference is None else "DIFFERENT")
             + (f" ({found.unanswered} events had no answer yet)" if found.unanswered else "")
+            + (f" ({found.headless} segments without a head passed over)" if found.headless else "")
         )
     if found.difference is not None:
         first = found.difference

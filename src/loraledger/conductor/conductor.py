@@ -74,7 +74,8 @@ class Conductor:
         journal = self.journal
         kept = False
         if journal is not None:
-            if 0 < journal.room < self._room_needed():
+            # Half a segment at most: with small ones and many waiting, each event would begin a new segment.
+            if 0 < journal.room < min(self._room_needed(), journal.segment_bytes // 2):
                 journal.rotate()
             kept = journal.append(Kind.EVENT, ev.encode(event))
         commands, changes, self._wake_at = self.fleet.step_with_changes(event)

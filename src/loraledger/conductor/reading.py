@@ -117,8 +117,7 @@ def open_record(directory: Path, *, since_ns: int | None = None, until_ns: int |
     A request that is open at the end of the journal has a null status while a process still writes there, and is
     ``gateway_crashed`` when none does. Raises ``InputFileError`` when there is no such directory, or a file in it is damaged.
     """
-    if not directory.is_dir():
-        raise InputFileError(f"{directory} is not a directory: give the record directory of a gateway")
+    _require_directory(directory)
     tail: dict[TableName, list[Row]] = {name: [] for name in TABLES}
     labels: list[str] = []
     last: RowFold | None = None
@@ -136,6 +135,11 @@ def open_record(directory: Path, *, since_ns: int | None = None, until_ns: int |
     return RecordReader(directory, tail, labels, since_ns=since_ns, until_ns=until_ns)
 
 
+def _require_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise InputFileError(f"{directory} is not a directory: give the record directory of a gateway")
+
+
 class Difference(msgspec.Struct, frozen=True):
     """The first step at which a fresh kernel answered otherwise than the journal says."""
 
@@ -147,20 +151,30 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """What ``verify`` saw. ``steps`` counts compared answers, ``unanswered`` events at the end of a crashed segment."""
+    """What ``verify`` saw. ``steps`` counts compared answers, ``unanswered`` events at the end of a crashed segment, ``headless``
+    segments whose process died while it created them: they hold no step."""
 
     segments: int
     steps: int
     commands: int
     unanswered: int
     difference: Difference | None
+    headless: int = 0
 
 
 def verify(directory: Path) -> Verified:
-    """Step a fresh kernel through each segment and compare its commands with the journalled ones, byte for byte."""
-    steps = commands = unanswered = count = 0
+    """Step a fresh kernel through each segment and compare its commands with the journalled ones, byte for byte.
+
+    Raises ``InputFileError`` when there is no such directory.
+    """
+    _require_directory(directory)
+    steps = commands = unanswered = count = headless = 0
     for path in segments(directory):
-        segment = Segment(path)
+        try:
+            segment = Segment(path)
+        except InputFileError:
+            headless += 1
+            continue
         fleet = segment.fleet()
         count += 1
         pending: tuple[Step, bytes] | None = None
@@ -175,7 +189,7 @@ def verify(directory: Path) -> Verified:
             if pending[0].commands is not None:
                 return Verified(count, steps, commands, unanswered, found)
             unanswered += 1
-    return Verified(count, steps, commands, unanswered, None)
+    return Verified(count, steps, commands, unanswered, None, headless)
 
 
 def _compare(path: Path, step: Step, answer: bytes) -> Difference | None:

@@ -288,7 +288,7 @@ class Record(Section):
     """The journal and the tables made of it."""
 
     dir: LocalPath = _setting("record", "Folder of the record; made when it is missing.")
-    segment_bytes: Bytes = _setting("64MiB", "Size at which the journal begins a new segment.", ge=1)
+    segment_bytes: Bytes = _setting("64MiB", "Size at which the journal begins a new segment.", ge=2**20)
     fsync_interval: DurationNs = _setting("1s", "Longest time that a crash of the machine may lose.")
     compact: DurationNs = _setting("1h", "Time between two compactions of closed segments into tables.", ge=1)
     keep: DurationNs | None = _setting(None, "Age at which records are deleted; null: never.")

@@ -27,13 +27,14 @@ import uvloop
 
 from loraledger.engines.emulator_api import emulator_app
 from loraledger.engines.emulator_engine import EmulatedEngine, EmulatorSettings
+from loraledger.errors import TargetError
 from loraledger.twin.profile import TwinProfile
 
 __all__ = ["EmulatorServer", "EmulatorSettings", "serve_emulator"]
 
 
 class EmulatorServer:
-    """An emulated engine that listens while the ``async with`` block runs."""
+    """An emulated engine that listens while the ``async with`` block runs. Raises TargetError when its address is taken."""
 
     def __init__(self, settings: EmulatorSettings) -> None:
         self.settings = settings
@@ -57,7 +58,11 @@ class EmulatorServer:
         return f"http://{self.settings.host}:{self._port}"
 
     async def __aenter__(self) -> Self:
-        listener = socket.create_server((self.settings.host, self.settings.port), backlog=2048)
+        host, port = self.settings.host, self.settings.port
+        try:
+            listener = socket.create_server((host, port), backlog=2048)
+        except OSError as error:
+            raise TargetError(f"cannot listen on {host}:{port}: {error.strerror}") from error
         self._port = listener.getsockname()[1]
         server = self._server
         server.config.load()

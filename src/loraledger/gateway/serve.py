@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import logging
 import signal
+import socket
 import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import uvicorn
@@ -26,7 +28,7 @@ from loraledger.conductor.fold import Emitted, FoldState, RowFold
 from loraledger.conductor.reading import last_state
 from loraledger.config import Secrets, Settings, resolve_secrets
 from loraledger.engines.vllm import VllmDriver
-from loraledger.errors import InputFileError
+from loraledger.errors import InputFileError, TargetError
 from loraledger.events import Event, GatewayStarted, ReplicaDown
 from loraledger.gateway import assemble
 from loraledger.gateway.clock import WallClock
@@ -61,7 +63,6 @@ class Gateway:
         }
         self.metrics = GatewayMetrics(settings.limits.metrics_adapters)
         self._performer = LivePerformer()
-        self.conductor = self._make_conductor()
         self.journal: Journal | None = None
         self.plane: DataPlane | None = None
         self._alarm_handle: asyncio.TimerHandle | None = None
@@ -87,10 +88,14 @@ class Gateway:
         return port
 
     async def start(self) -> None:
-        """Open the journal, listen, and begin to watch the replicas. Raises ``ConfigError`` when the journal cannot be used."""
-        directory = self.settings.record.dir
-        self.journal = Journal.open(directory, self.settings.record.segment_bytes, self.conductor.head)
+        """Open the journal, listen, and begin to watch the replicas.
+
+        Raises ``ConfigError`` when the journal cannot be used, ``TargetError`` when an address is taken.
+        """
+        record = self.settings.record
+        self.journal = Journal.open(record.dir, record.segment_bytes, lambda: self.conductor.head())
         self.conductor.journal = self.journal
+        control = self._bind_control()
         plane = DataPlane(
             assemble.plane_settings(self.settings),
             self.feed,
@@ -112,7 +117,7 @@ class Gateway:
             self._supervise(f"driver of {name}", driver.run)
         self._supervise("journal sync", self._sync)
         self._supervise("compaction", self._compact)
-        await self._start_control()
+        await self._start_control(control)
 
     async def stop(self) -> None:
         """Drain, then close everything."""
@@ -137,15 +142,18 @@ class Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopping.set)
-        await self.start()
         try:
+            await self.start()
             if ready is not None:
                 ready()
             await stopping.wait()
         finally:
             await self.stop()
 
-    def _make_conductor(self) -> Conductor:
+    @cached_property
+    def conductor(self) -> Conductor:
+        """Who drives the kernel. Made when the journal asks for its first head, so with the directory locked: until then a
+        process that is about to end may still write there."""
         wanted = assemble.fleet_settings(self.settings, self.catalog)
         digests = {spec.name: spec.digest for spec in wanted.adapters}
         restored = last_state(self.settings.record.dir)
@@ -207,18 +215,19 @@ class Gateway:
             await asyncio.sleep(self.settings.record.compact / NS_PER_S)
             self.journal.rotate()
 
-    async def _start_control(self) -> None:
-        control = self.settings.control
-        config = uvicorn.Config(
-            control_app(self),
-            host=control.host,
-            port=control.port,
-            log_level="warning",
-            access_log=False,
-            lifespan="off",
-        )
+    def _bind_control(self) -> socket.socket:
+        """Before the data plane listens: a gateway that cannot be operated must not take requests."""
+        host, port = self.settings.control.host, self.settings.control.port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            return socket.create_server((host, port), family=family)
+        except OSError as error:
+            raise TargetError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+
+    async def _start_control(self, listener: socket.socket) -> None:
+        config = uvicorn.Config(control_app(self), log_level="warning", access_log=False, lifespan="off")
         self._control = _ControlServer(config)
-        self._control_task = asyncio.get_running_loop().create_task(self._control.serve())
+        self._control_task = asyncio.get_running_loop().create_task(self._control.serve([listener]))
         while not self._control.started:
             if self._control_task.done():
                 await self._control_task

@@ -88,7 +88,7 @@ class BoundedAffinity:
             elif self._may_grow(replica, now):
                 outsiders.append(replica)
         inside = [candidate(state, replica, request, adapter, factor) for replica in members]
-        if inside and min(inside, key=_cost).cost <= self._tie + load_floor(state, feasible[0], adapter):
+        if inside and self._bound(min(inside, key=_cost)) <= load_floor(state, feasible[0], adapter):
             outsiders = []
         elif not inside and not outsiders:  # every churn budget is spent: better a load than no answer
             outsiders = feasible
@@ -109,7 +109,7 @@ class BoundedAffinity:
         best_in = min(inside, key=_cost)
         if outside:
             best_out = min(outside, key=_cost)
-            if best_out.cost + max(self._tie, int(best_in.cost * self._growth_share)) < best_in.cost:
+            if best_out.cost < self._bound(best_in):
                 chosen = self._nearest(state, adapter, outside)
                 reason = (
                     f"set grows: {best_in.replica} would cost {best_in.cost / SECOND:.3f} s, "
@@ -118,6 +118,10 @@ class BoundedAffinity:
                 return _choice(chosen, [*inside, *outside], reason, considered)
         chosen = self._nearest(state, adapter, inside)
         return _choice(chosen, [*inside, *outside], f"affinity: {chosen.tier}", considered)
+
+    def _bound(self, best_in: Candidate) -> int:
+        """What an outsider must cost less than, with its load, to join the placement set."""
+        return best_in.cost - max(self._tie, int(best_in.cost * self._growth_share))
 
     def _margin(self, cost: int) -> int:
         return max(self._tie, int(cost * self._tie_share))

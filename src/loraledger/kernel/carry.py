@@ -16,7 +16,7 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     new = fresh_state(settings)
     new.now, new.next_decision, new.next_command = old.now, old.next_decision, old.next_command
     new.output, new.retries, new.counters = old.output, min(old.retries, new.retries), old.counters
-    new.round_robin = old.round_robin
+    new.round_robin, new.least_load_ratio = old.round_robin, old.least_load_ratio
     for name, replica in new.replicas.items():
         before = old.replicas.get(name)
         if before is not None:
@@ -28,6 +28,7 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
             continue
         known.spec = adapter.spec
         known.placed = {r: at for r, at in known.placed.items() if r in new.replicas}
+        known.preferred = []  # positions in the old fleet
         new.adapters[name] = known
     for replica in new.replicas.values():
         replica.registrations = {n: r for n, r in replica.registrations.items() if n in new.adapters}

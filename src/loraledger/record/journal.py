@@ -166,7 +166,7 @@ class Journal:
         self.sync_failures = 0
         self.error: OSError | None = None
         self._lock = lock
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._head = head
         self._now = now
         self._retry_at = float("-inf")
@@ -231,9 +231,9 @@ class Journal:
         segment = self._segment
         if segment is not None and segment.put(kind, payload):
             return True
-        if len(payload) + OVERHEAD > self._segment_bytes:
+        if len(payload) + OVERHEAD > self.segment_bytes:
             raise InternalError(
-                f"a journal frame of {len(payload)} bytes does not fit a segment of {self._segment_bytes} bytes: "
+                f"a journal frame of {len(payload)} bytes does not fit a segment of {self.segment_bytes} bytes: "
                 "use larger segments"
             )
         if self.rotate() and self._segment is not None:
@@ -250,7 +250,7 @@ class Journal:
         settings, snapshot = self._head()
         self._retire()
         sequence = self._sequence + 1
-        size = 2 * OVERHEAD + len(settings) + len(snapshot) + self._segment_bytes
+        size = 2 * OVERHEAD + len(settings) + len(snapshot) + self.segment_bytes
         try:
             self._lock.note(sequence)
             segment = _Segment(segment_path(self.directory, sequence), size)

@@ -6,6 +6,7 @@ hole, so that 24 of them cost a few hundred KiB of disk.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import Any, Self
 import httpx2
 
 from loraledger.cli.demo.workload import Tenant
-from loraledger.errors import TargetError
+from loraledger.errors import ConfigError, TargetError
 
 RANKS = (8, 16, 32, 64)
 NAMES = ("support", "sql", "legal", "triage", "summary", "tone", "extract", "route")
@@ -52,55 +53,69 @@ class DemoFleet:
         self.tenants = tuple(
             Tenant(name, f"demo-key-{name}", tuple(f"{name}/{job}" for job in NAMES)) for name in TENANTS
         )
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        config = self._write_files()
-        for port in self.ports[:2]:
-            self._start(
-                f"emulator-{port}",
-                *("loraledger.engines.emulator", "--port", str(port), "--slots", str(SLOTS)),
-                *("--host-entries", str(HOST_ENTRIES), "--speed", str(self.speed)),
-            )
-        self._start("gateway", "loraledger.cli.main", "serve", "--config", str(config))
-        self._wait_until_ready()
+        try:
+            config = self._write_files()
+        except OSError as error:
+            raise ConfigError(f"{self.folder} cannot be used: {error.strerror}; give --keep another folder") from error
+        try:
+            for port in self.ports[:2]:
+                self._start(
+                    f"emulator-{port}",
+                    *("loraledger.engines.emulator", "--port", str(port), "--slots", str(SLOTS)),
+                    *("--host-entries", str(HOST_ENTRIES), "--speed", str(self.speed)),
+                )
+            self._start("gateway", "loraledger.cli.main", "serve", "--config", str(config))
+            self._wait_until_ready()
+        except BaseException:  # an interrupt too: what was started must not outlive the demo
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        gateway = self._processes[-1]
-        gateway.send_signal(signal.SIGTERM)
-        try:
-            gateway.wait(timeout=40)
-        except subprocess.TimeoutExpired:
-            gateway.kill()
-        for process in self._processes[:-1]:
+        if (gateway := self._processes.get("gateway")) is not None:
+            gateway.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):  # then it is killed below
+                gateway.wait(timeout=40)
+        for process in self._processes.values():
             process.kill()
-        for process in self._processes:
+        for process in self._processes.values():
             process.wait()
 
     def _start(self, name: str, module: str, *arguments: str) -> None:
         log = (self.folder / f"{name}.log").open("wb")
         environment = {k: v for k, v in os.environ.items() if not k.startswith("LORALEDGER_")}
         command = [sys.executable, "-m", module, *arguments]
-        self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environment))  # noqa: S603 - our own modules
+        self._processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)  # noqa: S603 - our own modules
         log.close()
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_LIMIT_S
         while time.monotonic() < deadline:
-            dead = [p for p in self._processes if p.poll() is not None]
-            if dead:
-                raise TargetError(f"a process of the demo ended at its start: see the logs in {self.folder}")
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise TargetError(f"the {name} of the demo ended at its start: {self._last_words(name)}")
             try:
-                if httpx2.get(f"{self.control_url}/api/summary", timeout=1.0).json()["replicas_up"] == ["r1", "r2"]:
+                summary = httpx2.get(f"{self.control_url}/api/summary", timeout=1.0, trust_env=False).json()
+                if summary["replicas_up"] == ["r1", "r2"]:
                     return
             except (httpx2.HTTPError, ValueError, KeyError):
                 pass  # not listening yet
             time.sleep(0.1)
-        raise TargetError(f"the demo's fleet was not ready within {START_LIMIT_S:.0f} s: see the logs in {self.folder}")
+        raise TargetError(
+            f"the demo's fleet was not ready within {START_LIMIT_S:.0f} s; the gateway's log ends with: "
+            f"{self._last_words('gateway')}"
+        )
+
+    def _last_words(self, name: str) -> str:
+        text = (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+        return text.strip().rpartition("\n")[2] or "(nothing)"
 
     def _write_files(self) -> Path:
+        if (self.folder / "record").exists():
+            raise ConfigError(f"{self.folder} has the record of an earlier demo: give --keep another folder")
         adapters = self.folder / "adapters"
         entries = []
         for number, (tenant, job) in enumerate((t, j) for t in TENANTS for j in NAMES):

@@ -90,7 +90,7 @@ async def _show(fleet: DemoFleet, progress: Progress) -> None:
     from rich.live import Live
 
     console = Console(stderr=True)
-    async with httpx2.AsyncClient(timeout=2.0) as client:
+    async with httpx2.AsyncClient(timeout=2.0, trust_env=False) as client:
         if not console.is_terminal:
             while True:
                 await asyncio.sleep(5.0)

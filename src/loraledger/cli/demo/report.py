@@ -13,7 +13,8 @@ _BY_CLASS = """
 SELECT hit_class, count(*) AS requests,
        quantile_cont(first_token_ns - arrived_ns, 0.5) / 1e9 AS p50,
        quantile_cont(first_token_ns - arrived_ns, 0.9) / 1e9 AS p90,
-       quantile_cont(first_token_ns - arrived_ns, 0.99) / 1e9 AS p99
+       quantile_cont(first_token_ns - arrived_ns, 0.99) / 1e9 AS p99,
+       sum(first_token_ns - arrived_ns) / sum(sum(first_token_ns - arrived_ns)) OVER () AS share
 FROM requests WHERE first_token_ns IS NOT NULL GROUP BY hit_class
 ORDER BY CASE hit_class WHEN 'base' THEN 0 WHEN 'gpu' THEN 1 WHEN 'host' THEN 2 ELSE 3 END
 """
@@ -41,11 +42,19 @@ def report(record: Path, kept: bool) -> None:
         adapters = sum(_count(row["requests"]) for row in classes if row["hit_class"] != "base")
         hits = sum(_count(row["requests"]) for row in classes if row["hit_class"] == "gpu")
         print(f"adapter hit rate (in a slot when decided): {hits / max(1, adapters):.1%} of {adapters}\n")
-        print_table(
-            ["hit class", "requests", "ttft p50 s", "p90 s", "p99 s"],
-            [[r["hit_class"], r["requests"], f"{r['p50']:.3f}", f"{r['p90']:.3f}", f"{r['p99']:.3f}"] for r in classes],
-            right=["requests", "ttft p50 s", "p90 s", "p99 s"],
-        )
+        figures = ["requests", "ttft p50 s", "p90 s", "p99 s", "share of all waiting"]
+        lines = [
+            [
+                r["hit_class"],
+                r["requests"],
+                f"{r['p50']:.3f}",
+                f"{r['p90']:.3f}",
+                f"{r['p99']:.3f}",
+                f"{r['share']:.0%}",
+            ]
+            for r in classes
+        ]
+        print_table(["hit class", *figures], lines, right=figures)
         moves = reader.query(_MOVES)
         print()
         columns = list(moves[0]) if moves else []
