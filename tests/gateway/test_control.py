@@ -341,6 +341,11 @@ async def test_the_summary_counts() -> None:
         "tenants": 2,
         "open_requests": 1,
         "queued_requests": 0,
+        "self_check": {
+            "r1": {"kernel_in_flight": 0, "connections": 0},
+            "r2": {"kernel_in_flight": 0, "connections": 0},
+            "r3": {"kernel_in_flight": 0, "connections": 0},
+        },
         "counters": {"loads": 1},
     }
 

@@ -427,7 +427,7 @@ def test_views_of_a_busy_fleet_are_json_and_agree_with_each_other() -> None:
     adapters: list[Any] = list(adapters_view(state, now))
     everything = [*replicas_view(state, now), *adapters, *tenants_view(state, now), readiness_view(state, now)]
     assert json.loads(msgspec.json.encode(everything)) == everything
-    assert sum(len(view["replicas"]) for view in adapters) > 8
+    assert sum(len(view["replicas"]) for view in adapters) >= 8
     for view in replicas_view(state, now):
         entries: Any = [*view["adapters"], *view["ghosts"]]  # type: ignore[misc]
         used: Any = view["slots_used"]

@@ -158,6 +158,20 @@ def test_a_replica_that_left_is_gone_from_every_placement_set() -> None:
     assert all(set(a.placed) <= {"r2"} for a in fleet.state.adapters.values())
 
 
+def test_a_large_fleet_may_shrink() -> None:
+    bench = Bench(fleet_of(60, ADAPTERS), up=False)
+    for name in ("r1", "r2"):
+        bench.up(name)
+    bench.arrive("a")
+    bench.arrive("b")
+    fleet = continued(bench, fleet_of(40, ADAPTERS))
+    for n in range(1, 41):
+        fleet.step(ev.ReplicaUp(bench.now, f"r{n}", 1, ()))
+    for n, name in enumerate("abcabc"):
+        fleet.step(ev.RequestArrived(bench.now + n, f"n{n}", "acme", name, 10, 10, True, "/v1"))
+    assert len(fleet.state.requests) == 6
+
+
 def test_an_adapter_keeps_its_figures_unless_its_files_changed() -> None:
     bench = busy()
     changed = (adapter("a", replicas=-1), adapter("b", "bb22"))

@@ -172,6 +172,19 @@ def test_a_look_that_began_before_the_failure_clears_nothing_however_late_it_end
     assert bench.replica("r1").doubted > 0
 
 
+def test_a_second_attempt_avoids_the_replica_of_the_first_even_if_that_is_the_cheaper_one() -> None:
+    bench = Bench(fleet_of(2))
+    bench.arrive()
+    first = bench.only(ev.Dispatch).replica
+    bench.fail_attempt("q1")
+    for _ in range(5):
+        bench.arrive(prompt=5_000)
+        assert bench.only(ev.Dispatch).replica == other(first)
+    bench.tick(DOUBT)
+    bench.scrape(first)
+    assert bench.only(ev.Dispatch).replica == other(first)
+
+
 def test_a_doubted_replica_gets_no_request_and_one_check() -> None:
     bench = Bench(fleet_of(2, policy="round-robin"))
     for _ in range(4):

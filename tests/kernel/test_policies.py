@@ -240,6 +240,38 @@ def test_a_request_is_not_refused_for_want_of_a_churn_budget() -> None:
     assert bench.only(ev.Load).adapter == "b"
 
 
+def test_of_a_large_fleet_the_members_and_a_sample_are_looked_at() -> None:
+    names = [adapter(name) for name in NAMES]
+    bench = Bench(fleet_of(80, names, MANY), up=False)
+    for spec in bench.settings.replicas:
+        bench.fleet.step(ev.ReplicaUp(bench.now, spec.name, 1, ()))
+    used = Counter[str]()
+    for name in NAMES:
+        bench.arrive(name)
+        decision = bench.fleet.state.requests[f"q{len(bench.fleet.state.requests)}"].decision
+        assert decision is not None
+        assert 1 < decision.considered <= 20
+        used[decision.replica] += 1
+    assert len(used) > len(NAMES) / 2
+    for name in NAMES[:8]:
+        where = next(iter(bench.adapter(name).placed))
+        bench.done(where)
+        bench.arrive(name)
+        assert bench.only(ev.Dispatch).replica == where
+
+
+def test_a_replica_outside_of_the_sample_is_found_when_nobody_else_may() -> None:
+    bench = Bench(fleet_of(80, [adapter("a")], MANY), up=False)
+    for n in (7, 41, 66):
+        bench.up(f"r{n}")
+        bench.arrive("a")
+        bench.done(f"r{n}")
+        assert bench.only(ev.Dispatch).replica == f"r{n}"
+        bench.arrive()
+        assert bench.only(ev.Dispatch).replica == f"r{n}"
+        bench.down(f"r{n}")
+
+
 def test_the_base_model_goes_where_it_is_cheapest_and_in_turn_among_equals() -> None:
     bench = Bench(fleet_of(3))
     sent = []

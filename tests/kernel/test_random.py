@@ -1,22 +1,21 @@
 from __future__ import annotations
 
+import os
 import random
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loraledger.kernel import affinity
 from loraledger.kernel.policies import policy_names
 
 from .world import REPLICAS, World, world_settings
-
-TESTS = Path(__file__).parent.parent
 
 
 def play(policy: str, pick: Callable[[int], int], actions: int) -> World:
@@ -51,6 +50,12 @@ def test_long_histories_balance_too(seed: int) -> None:
     policy = policy_names()[seed % len(policy_names())]
     world = play(policy, random.Random(seed).randrange, 600)
     assert len(world.ended) > 40
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_histories_balance_when_replicas_are_sampled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "ALL", 2)
+    play("bounded-affinity", random.Random(seed).randrange, 600)
 
 
 def test_the_histories_reach_what_they_are_meant_to_reach() -> None:
@@ -91,7 +96,7 @@ def test_the_same_history_gives_the_same_bytes_under_another_hash_seed() -> None
     for hash_seed in ("0", "12345"):
         there = subprocess.run(
             [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,

@@ -1,22 +1,20 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from hashlib import sha256
-from pathlib import Path
 
 import msgspec
 import pytest
 
 from loraledger import events as ev
-from loraledger.kernel.settings import MS, SECOND
+from loraledger.kernel.settings import MS, SECOND, TenantSpec
 from loraledger.record.tables import TABLES, check
 from loraledger.replay.virtual import Observation, TraceRequest, VirtualFleet
 from loraledger.twin.profile import TwinProfile
 
 from .fleet import PROFILE, adapters, loads, settings_for, virtual, zipf_trace
-
-TESTS = Path(__file__).parent.parent
 
 
 class Tap:
@@ -53,7 +51,7 @@ def test_two_runs_are_the_same_byte_for_byte_also_in_another_process() -> None:
     there = [
         subprocess.run(
             [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(TESTS)},
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             check=True,
@@ -91,29 +89,33 @@ def test_events_come_in_order_of_time() -> None:
     assert times == sorted(times)
 
 
-def test_at_one_instant_engines_come_first_then_timers_then_scrapes_then_arrivals() -> None:
+@pytest.mark.parametrize(
+    ("step", "expected"),
+    [
+        (SECOND, [ev.RequestFirstToken, ev.RequestFinished, ev.ScrapeStarted, ev.RequestArrived, ev.RequestDispatched]),
+        (SECOND * 7 // 10, [ev.Wake, ev.ScrapeStarted, ev.RequestArrived]),
+    ],
+)
+def test_at_one_instant_engines_come_first_then_timers_then_scrapes_then_arrivals(
+    step: int, expected: list[type]
+) -> None:
     profile = TwinProfile(
         slots=2,
         host_entries=2,
-        step_base_ps=1_000_000_000_000,
+        step_base_ps=step * 1000,
         step_per_seq_ps=0,
         step_per_kv_token_ps=0,
         prefill_per_token_ps=0,
         prefill_floor_ps=0,
         adapter_step_ps=0,
     )
-    fleet = virtual(settings_for(1, (), profile=profile), profile)
+    settings = settings_for(1, (), profile=profile)
+    fleet = virtual(msgspec.structs.replace(settings, tenants=(TenantSpec("acme", 1, 9, SECOND),)), profile)
     tap = Tap(fleet)
-    # The second arrival falls on the end of the first one's only step, and on a scrape.
-    fleet.run([TraceRequest(0, "acme", None, 1, 1), TraceRequest(SECOND, "acme", None, 1, 1)])
-    at_once = [type(event) for event in tap.events if event.at == SECOND]
-    assert at_once == [
-        ev.RequestFirstToken,
-        ev.RequestFinished,
-        ev.ScrapeStarted,
-        ev.RequestArrived,
-        ev.RequestDispatched,
-    ]
+    # At one second the second request's deadline comes, a scrape begins and the third arrives; or the first one's step ends.
+    lengths = (1 if step == SECOND else 2, 1, 1)
+    fleet.run([TraceRequest(at, "acme", None, 1, n) for at, n in zip((0, 0, SECOND), lengths, strict=True)])
+    assert [type(event) for event in tap.events if event.at == SECOND] == expected
 
 
 def test_arrivals_at_one_instant_keep_the_order_of_the_trace() -> None:
@@ -145,14 +147,15 @@ def test_the_kernel_sees_a_scrape_as_it_was_when_it_began() -> None:
 def test_the_kernel_is_woken_no_more_often_than_it_asked() -> None:
     settings = settings_for(1, adapters(1))
     one_seat = msgspec.structs.replace(settings.replicas[0], max_in_flight=1)
-    crowded = msgspec.structs.replace(settings, replicas=(one_seat,))
-    fleet = virtual(crowded)
+    tenant = TenantSpec("acme", 400, 400, 3 * SECOND)
+    fleet = virtual(msgspec.structs.replace(settings, replicas=(one_seat,), tenants=(tenant,)))
     tap = Tap(fleet)
     fleet.run([TraceRequest(n * MS, "acme", "a0", 10, 10) for n in range(400)])
-    waits = sum(isinstance(command, ev.Queue) for commands, _ in tap.answers for command in commands)
-    wakes = sum(isinstance(event, ev.Wake) for event in tap.events)
-    assert waits >= 399
-    assert wakes < waits
+    wakes = [event.at for event in tap.events if isinstance(event, ev.Wake)]
+    refused = [row["finished_ns"] for row in fleet.rows["requests"] if row["status"] == "rejected"]
+    assert len(refused) > 300
+    assert len(wakes) == len(set(wakes))
+    assert set(wakes) <= {n * MS + 3 * SECOND for n in range(400)}
 
 
 def test_a_run_up_to_a_time_can_go_on_as_if_it_had_not_stopped() -> None:

@@ -9,6 +9,7 @@ durable. The newest segment is always kept: it holds the state that the next pro
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -60,9 +61,12 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--keep-ns", type=int, help="delete partitions older than this, ns")
     arguments = parser.parse_args()
-    compact(arguments.directory)
-    if arguments.keep_ns is not None:
-        expire(arguments.directory, time.time_ns() - arguments.keep_ns)
+    try:
+        compact(arguments.directory)
+        if arguments.keep_ns is not None:
+            expire(arguments.directory, time.time_ns() - arguments.keep_ns)
+    except OSError as error:
+        sys.exit(f"the disk refused, so the segments stay: {error}")
 
 
 if __name__ == "__main__":

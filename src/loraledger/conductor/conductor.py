@@ -78,7 +78,15 @@ class Conductor:
             if 0 < journal.room < min(self._room_needed(), journal.segment_bytes // 2):
                 journal.rotate()
             kept = journal.append(Kind.EVENT, ev.encode(event))
-        commands, changes, self._wake_at = self.fleet.step_with_changes(event)
+        try:
+            commands, changes, self._wake_at = self.fleet.step_with_changes(event)
+        except Exception:
+            # Ours is the fault, and whoever fed the event hears of it. What follows begins a segment from the state as it is now,
+            # so that the next process does not meet this event again.
+            self.fold.step(event, [], [])
+            if journal is not None and kept:
+                journal.rotate()
+            raise
         if journal is not None and kept:  # an answer without its event would mean nothing
             if commands:
                 journal.append(Kind.COMMANDS, ev.encode(commands))

@@ -81,11 +81,15 @@ def queue_time(replica: ReplicaState, itl: float, prefill_rate: float) -> int:
 
 
 def load_left(replica: ReplicaState, now: int) -> int:
-    """What is left of the load under way, ns. Those wanted behind it do not delay a prefill: between two loads the engine steps."""
+    """What is left of the load under way, ns. Those wanted behind it do not delay a prefill: between two loads the engine steps.
+
+    A load that is overdue is expected to take as long again as half of what it took so far, so that a replica whose load
+    hangs does not look ready at any moment and draw the traffic.
+    """
     if replica.loading is None:
         return 0
     registration = replica.registrations[replica.loading]
-    return max(0, registration.started + registration.expected - now)
+    return max(registration.started + registration.expected - now, (now - registration.started) // 2)
 
 
 def wanted_ahead(replica: ReplicaState, name: str | None) -> int:
@@ -193,5 +197,7 @@ def preparation(
         return left + activation, activation
     load = load_time(replica, adapter.spec.bytes) + activation
     if state == "registered" and not needs_verifying(adapter, registration):
+        if tier == "unknown":  # listed, never seen used: it may be anywhere
+            load = (load + activation) // 2
         return left + load, load  # the step reads it, no call is queued
     return left + wanted_ahead(replica, None) + load, load
