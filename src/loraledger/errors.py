@@ -12,10 +12,9 @@
     │   ├── MethodError                405 method_not_allowed
     │   ├── SlowRequestError           408 request_timeout
     │   ├── TooLargeError              413 body_too_large
-    │   ├── HeadersTooLargeError       431 headers_too_large
-    │   └── LimitedError               429 reason from the kernel (tenant_queue_full, queue_deadline, ...)
+    │   └── HeadersTooLargeError       431 headers_too_large
     ├── FleetError                     no replica could answer            5xx
-    │   ├── UnavailableError           503 reason from the kernel (no_replica, adapter_parked, ...)
+    │   ├── UnavailableError           503 no replica may take the request now
     │   ├── UpstreamError              502 upstream_failed
     │   └── UpstreamTimeoutError       504 upstream_timeout
     ├── ConfigError                    the operator's file is wrong       exit 3
@@ -114,13 +113,6 @@ class HeadersTooLargeError(CallerError):
 
     status = 431
     code = "headers_too_large"
-
-
-class LimitedError(CallerError):
-    """A limit of this tenant or of the gateway holds the request back."""
-
-    status = 429
-    code = "rate_limited"
 
 
 class FleetError(LedgerError):

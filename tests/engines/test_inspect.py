@@ -113,7 +113,7 @@ async def test_what_an_engine_does_not_show_is_none_and_a_warning(engine: Script
     engine.answers["/metrics"] = (200, "vllm:num_requests_running 0\n")
     report = await inspect_replica(target(engine), expected_slots=4)
     assert (report.max_lora, report.kv_tokens, problems(report)) == (None, None, [])
-    assert set(warnings(report)) == {"slots_unknown", "kv_unknown", "restart_unseen", "load_route_open"}
+    assert set(warnings(report)) == {"kv_unknown", "restart_unseen", "load_route_open"}
 
 
 async def test_foreign_adapters_are_named(engine: ScriptedEngine) -> None:

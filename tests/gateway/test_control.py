@@ -25,7 +25,7 @@ def client(gateway: DrivenGateway, **options: Any) -> httpx2.AsyncClient:
 
 def speaking_to(app: ASGIApp, **options: Any) -> httpx2.AsyncClient:
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
-    return httpx2.AsyncClient(transport=transport, base_url="http://control", **options)
+    return httpx2.AsyncClient(transport=transport, base_url="http://localhost", **options)
 
 
 def running(*adapters: Any, key: str | None = None, **options: Any) -> DrivenGateway:

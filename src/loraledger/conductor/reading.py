@@ -103,7 +103,10 @@ def last_state(directory: Path) -> tuple[Fleet, FoldState] | None:
             segment = Segment(path)
         except InputFileError:
             continue  # a process that died while it created its segment: the one before holds the state
-        fleet, fold = segment.fleet(), RowFold(segment.fold())
+        try:
+            fleet, fold = segment.fleet(), RowFold(segment.fold())
+        except msgspec.MsgspecError as error:
+            raise InputFileError(f"{path}: its state was written by another version: {error}") from error
         for step in segment.steps():
             fleet.step(ev.decode_event(step.event))
             _fold_step(fold, step)

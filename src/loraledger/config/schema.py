@@ -211,7 +211,7 @@ class AdapterSpec(Section):
     tenants: tuple[str, ...] = _setting(
         (), "Tenants that alone may call it; empty: all whose own adapters patterns match."
     )
-    pin: Flag = _setting(False, "Keep it resident where it is placed.")
+    pin: Flag = _setting(False, "Keep it registered at all times: on every replica, or on `replicas` of them.")
     replicas: Spread = _setting(None, "On how many replicas to keep it: a number, 'all', or null for as traffic asks.")
 
 
@@ -231,7 +231,7 @@ class TenantLimits(Section):
 
     concurrency: Count = _setting(64, "Requests in flight at once; further ones wait in the tenant's queue.", ge=1)
     queue: Count = _setting(256, "Requests waiting in the gateway; further ones are answered 429.", ge=0)
-    queue_deadline: DurationNs = _setting("30s", "Longest wait in the gateway queue; then 429.")
+    queue_deadline: DurationNs = _setting("30s", "Longest wait in the gateway queue; then 503.")
 
 
 class Tenant(Section):
@@ -268,10 +268,14 @@ class Limits(Section):
     )
     upstream_first_byte_timeout: DurationNs = _setting("300s", "Time for a replica's first byte; then 504.", ge=1)
     upstream_idle_timeout: DurationNs = _setting("60s", "Silence in a replica's answer that ends it.", ge=1)
+    answer_bytes: Bytes = _setting(
+        "64MiB", "Largest answer that is not a stream, and largest frame of one; then 502.", ge=1
+    )
+    connect_timeout: DurationNs = _setting("2s", "Time for a connection to a replica.", ge=1)
     connections: Count = _setting(10_000, "Client connections open at once; further ones are closed.", ge=1)
     pipelined: Count = _setting(16, "Requests that one connection may send ahead of their answers.", ge=1)
     drain: DurationNs = _setting("30s", "Time for running answers after the order to stop.")
-    queue_total: Count = _setting(4096, "Requests waiting in the gateway, all tenants together; then 429.", ge=0)
+    queue_total: Count = _setting(4096, "Requests waiting in the gateway, all tenants together; then 503.", ge=0)
     retry_ratio: Number = _setting(0.1, "Retries earned by each arriving request.", ge=0, le=1)
     retry_burst: Count = _setting(64, "Retries that may be saved up.", ge=0)
     load_backoff: DurationNs = _setting(
@@ -288,7 +292,9 @@ class Record(Section):
     """The journal and the tables made of it."""
 
     dir: LocalPath = _setting("record", "Folder of the record; made when it is missing.")
-    segment_bytes: Bytes = _setting("64MiB", "Size at which the journal begins a new segment.", ge=2**20)
+    segment_bytes: Bytes = _setting(
+        "64MiB", "Size at which the journal begins a new segment; 1 MiB at least.", ge=2**20
+    )
     fsync_interval: DurationNs = _setting("1s", "Longest time that a crash of the machine may lose.")
     compact: DurationNs = _setting("1h", "Time between two compactions of closed segments into tables.", ge=1)
     keep: DurationNs | None = _setting(None, "Age at which records are deleted; null: never.")

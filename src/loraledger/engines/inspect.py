@@ -109,7 +109,7 @@ async def _look_at_models(report: ReplicaReport, api: VllmApi, expected_base: st
         served = ", ".join(models.base) or "nothing"
         report.problem(
             "base_not_served",
-            f"serves {served}, not {expected_base}: correct base_model, or start the engine with --served-model-name",
+            f"serves {served}, not {expected_base}: correct base.names, or start the engine with --served-model-name",
         )
     foreign = [name for name in models.adapters if parse_engine_name(name) is None]
     if foreign:
@@ -126,11 +126,8 @@ def _judge_sample(report: ReplicaReport, sample: EngineSample, expected_slots: i
         )
     if sample.max_lora == 0:
         report.problem("lora_off", "the engine runs without LoRA: start it with --enable-lora")
-    elif sample.max_lora is None:
-        report.warn(
-            "slots_unknown", "it shows its slots only once an adapter was used (and never without --enable-lora)"
-        )
-    elif expected_slots is not None and sample.max_lora != expected_slots:
+    # Unknown is no warning: an engine shows its slots only once an adapter was used, so a fresh fleet could never pass.
+    elif expected_slots is not None and sample.max_lora is not None and sample.max_lora != expected_slots:
         report.problem(
             "slots_differ",
             f"the engine has {sample.max_lora} slots, configured are {expected_slots}: make --max-loras and slots agree",

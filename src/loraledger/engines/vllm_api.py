@@ -43,7 +43,7 @@ NO_LOAD_ROUTE = (
     "this address has no route to load adapters: start the engine with VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, "
     "and give its own address, not a router's"
 )
-WANTS_KEY = "the engine wants an API key: set api_key of this replica to the engine's --api-key"
+WANTS_KEY = "the engine wants an API key: set key of this replica to the engine's --api-key"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +80,15 @@ class ServedModels:
 def diagnose_load(status: int, body: object) -> LoadVerdict:
     """What ``status`` with ``body`` (parsed JSON or text) means as the answer to a load. Reasons:
 
-    ``loaded``, ``already_loaded`` (done); ``runtime_update_off``, ``adapter_files_missing``, ``adapter_refused``,
-    ``adapter_not_registered``, ``engine_wants_api_key`` (permanent); ``engine_busy``, ``engine_error`` (may pass).
+    ``loaded``, ``already_loaded`` (done); ``adapter_files_missing``, ``adapter_refused``, ``adapter_not_registered``
+    (permanent: the adapter is at fault); ``runtime_update_off``, ``engine_wants_api_key`` (the engine's settings are, which an
+    operator mends without touching the adapter), ``engine_busy``, ``engine_error`` (may pass).
     """
     said = _message(body)
     if 200 <= status < 300:
         return LoadVerdict(done=True, reason="loaded")
     if status in (401, 403):
-        return LoadVerdict(False, "engine_wants_api_key", permanent=True, message=WANTS_KEY)
+        return LoadVerdict(False, "engine_wants_api_key", permanent=False, message=WANTS_KEY)
     if status == 404:
         return _diagnose_not_found(body, said)
     if status in (408, 425, 429):
@@ -110,7 +111,7 @@ def diagnose_unload(status: int, body: object) -> LoadVerdict:
 
 def _diagnose_not_found(body: object, said: str) -> LoadVerdict:
     if not isinstance(body, dict) or "detail" in body or not said:
-        return LoadVerdict(False, "runtime_update_off", permanent=True, message=NO_LOAD_ROUTE)
+        return LoadVerdict(False, "runtime_update_off", permanent=False, message=NO_LOAD_ROUTE)
     if "does not exist" in said or "cannot be found" in said:
         return LoadVerdict(False, "adapter_not_registered", permanent=True, message=said)
     return LoadVerdict(False, "adapter_files_missing", permanent=True, message=said)

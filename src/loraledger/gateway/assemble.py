@@ -67,6 +67,8 @@ def plane_settings(settings: Settings) -> PlaneSettings:
         idle_timeout=limits.idle_timeout,
         first_byte_timeout=limits.upstream_first_byte_timeout,
         stream_idle_timeout=limits.upstream_idle_timeout,
+        answer_bytes=limits.answer_bytes,
+        connect_timeout=limits.connect_timeout,
         connections=limits.connections,
         pipelined=limits.pipelined,
         drain=limits.drain,

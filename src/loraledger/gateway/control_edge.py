@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from difflib import get_close_matches
 from itertools import islice
@@ -69,6 +70,9 @@ class Guard:
 
     def _objection(self, scope: Scope) -> LedgerError | None:
         request = Request(scope)
+        if self._holder.key is None and not _is_local(request.headers.get("host", "")):
+            # A page elsewhere whose name was made to point here ("DNS rebinding") would pass as this site's own.
+            return ForbiddenError("without a key the control plane answers to loopback names only: set control.key")
         if scope["path"] not in _OPEN and not may(self._holder, request.headers.get("authorization")):
             return UnauthorizedError("this is the control plane: send its key as a bearer token")
         if scope["method"] not in {"GET", "HEAD"}:
@@ -76,6 +80,12 @@ class Guard:
             if site not in {"none", "same-origin"}:
                 return ForbiddenError("a page of another site may not change anything here")
         return None
+
+
+def _is_local(host: str) -> bool:
+    """Whether a ``Host`` header names this machine itself. An absent one comes from no browser."""
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    return name.lower() in {"", "localhost", "::1", "[::1]"} or re.fullmatch(r"127(\.\d{1,3}){3}", name) is not None
 
 
 def may(holder: KeyHolder, authorization: str | None) -> bool:

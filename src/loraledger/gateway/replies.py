@@ -7,6 +7,7 @@ header ``x-loraledger-reason``, so that a client, a proxy's log and the record s
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Final
 
@@ -18,6 +19,7 @@ from loraledger.gateway.heads import answer_head, content_length
 from loraledger.units import NS_PER_S
 
 JSON: Final = b"application/json"
+_PATH: Final = re.compile(r"(?<![\w.:<])/(?:[\w.@+~-]+/)+[\w.@+~-]*")
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _HEADERS: Final = {401: b"WWW-Authenticate: Bearer\r\n"}
 
@@ -38,7 +40,8 @@ def error_reply(error: LedgerError, *, date: bytes, request_id: bytes = b"", clo
 
 def reject_reply(command: Reject, *, date: bytes, request_id: bytes, close: bool) -> bytes:
     """The whole HTTP answer for a request that the kernel refused."""
-    body = error_body(command.http_status, command.message, command.code)
+    # Engines put paths of their machine into what they say: the record keeps them, a tenant has no use for them.
+    body = error_body(command.http_status, _PATH.sub("<path>", command.message), command.code)
     retry = b"" if command.retry_after is None else _retry_after(-(-command.retry_after // NS_PER_S))
     extra = retry + _reason(command.code)
     return _reply(command.http_status, body, date=date, request_id=request_id, extra=extra, close=close)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import shutil
 import signal
 import socket
 import sys
@@ -29,7 +30,7 @@ from loraledger.conductor.reading import last_state
 from loraledger.config import Secrets, Settings, resolve_secrets
 from loraledger.engines.vllm import VllmDriver
 from loraledger.errors import InputFileError, TargetError
-from loraledger.events import Event, GatewayStarted, ReplicaDown
+from loraledger.events import CommandFailed, Event, GatewayStarted, ReplicaDown, ReplicaUp
 from loraledger.gateway import assemble
 from loraledger.gateway.clock import WallClock
 from loraledger.gateway.control import control_app
@@ -76,8 +77,8 @@ class Gateway:
 
     def feed(self, event: Event) -> None:
         """Tell the conductor what happened."""
-        if isinstance(event, ReplicaDown) and self.plane is not None:
-            self.plane.drop_idle(event.replica)
+        if isinstance(event, ReplicaUp | ReplicaDown | CommandFailed):
+            self._log(event)
         self.conductor.feed(event)
 
     @property
@@ -156,7 +157,11 @@ class Gateway:
         process that is about to end may still write there."""
         wanted = assemble.fleet_settings(self.settings, self.catalog)
         digests = {spec.name: spec.digest for spec in wanted.adapters}
-        restored = last_state(self.settings.record.dir)
+        try:
+            restored = last_state(self.settings.record.dir)
+        except InputFileError as error:
+            log.warning("nothing that was learnt before is carried over: %s", error.message)
+            restored = None
         state = None if restored is None else carry_over(restored[0].state, wanted)
         fold_state = FoldState(wanted.base, self.config_digest, __version__, digests=digests)
         if restored is not None:
@@ -164,6 +169,21 @@ class Gateway:
         return Conductor(
             Fleet(wanted, state), RowFold(fold_state), self._performer, self.clock, self._take_rows, self._arm
         )
+
+    def _log(self, event: ReplicaUp | ReplicaDown | CommandFailed) -> None:
+        """Say what an operator wants to find in the log afterwards."""
+        match event:
+            case ReplicaUp():
+                log.info(
+                    "replica %s is up: engine %s, %d names", event.replica, event.engine_version, len(event.registered)
+                )
+            case ReplicaDown():
+                log.warning("replica %s is down: %s", event.replica, event.reason)
+                if self.plane is not None:
+                    self.plane.drop_idle(event.replica)
+            case CommandFailed():
+                replica, adapter = self.state.commands.get(event.command, ("?", "?"))
+                log.warning("replica %s, adapter %s: %s", replica, adapter, event.reason)
 
     def _take_rows(self, rows: Emitted) -> None:
         for table, row in rows:
@@ -198,22 +218,30 @@ class Gateway:
 
     async def _sync(self) -> None:
         interval = self.settings.record.fsync_interval / NS_PER_S
-        assert self.journal is not None
-        dropped = 0
+        journal = self.journal
+        assert journal is not None
+        dropped, was_off = 0, False
         while True:
             await asyncio.sleep(interval)
-            await asyncio.to_thread(self.journal.sync)
-            if self.journal.dropped > dropped:
-                dropped = self.journal.dropped
-                log.error("the journal is off, %d frames dropped so far: %s", dropped, self.journal.error)
+            await asyncio.to_thread(journal.sync)
+            is_off = journal.segment is None or journal.dropped > dropped
+            dropped = journal.dropped
+            if is_off and not was_off:
+                log.error("the journal is off and frames are dropped: %s", journal.error)
+            elif was_off and not is_off:
+                log.warning("the journal is on again; %d frames were dropped since the start", dropped)
+            was_off = is_off
 
     async def _compact(self) -> None:
         """Fold closed segments into Parquet in a child process: at the start, and then each interval."""
         assert self.journal is not None
+        record = self.settings.record
         while True:
-            await _run_compaction(self.settings.record.dir, self.settings.record.keep)
-            await asyncio.sleep(self.settings.record.compact / NS_PER_S)
-            self.journal.rotate()
+            await _run_compaction(record.dir, record.keep)
+            await asyncio.sleep(record.compact / NS_PER_S)
+            # A rotation that the disk refuses turns the journal off, although the segment in hand may have room.
+            if shutil.disk_usage(record.dir).free > 2 * record.segment_bytes:
+                self.journal.rotate()
 
     def _bind_control(self) -> socket.socket:
         """Before the data plane listens: a gateway that cannot be operated must not take requests."""

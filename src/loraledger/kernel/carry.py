@@ -7,6 +7,7 @@ keeps its rates, its placement set, and what is held against it.
 
 from __future__ import annotations
 
+from loraledger.kernel.loads import FOREVER
 from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import FleetState, ReplicaState, fresh_state
 
@@ -29,9 +30,14 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
         known.spec = adapter.spec
         known.placed = {r: at for r, at in known.placed.items() if r in new.replicas}
         known.preferred = []  # positions in the old fleet
+        if known.parked_until == FOREVER:  # what was mended meanwhile is tried again, by a load that verifies it
+            known.parked_until, known.parked_reason = 0, None
         new.adapters[name] = known
     for replica in new.replicas.values():
         replica.registrations = {n: r for n, r in replica.registrations.items() if n in new.adapters}
+        for registration in replica.registrations.values():
+            if registration.permanent:
+                registration.permanent, registration.retry_at = False, 0
     return new
 
 

@@ -57,7 +57,7 @@ def attempt_failed(turn: Turn, policy: Policy, event: AttemptFailed) -> None:
             suspect(turn, request.adapter, replica.exited_at)
         retry(turn, policy, request)
     else:
-        _doubt(turn, replica)
+        _doubt(turn, replica, answered=event.http_status is not None)
         if event.reason.startswith(CONNECT):
             retry(turn, policy, request)
         else:
@@ -95,7 +95,7 @@ def give_up(turn: Turn, request: RequestState) -> None:
     status, http_status, reason = request.failure or ("upstream_failed", None, "unknown")
     deactivate(turn, request)
     answer = 504 if status == "upstream_timeout" else 502
-    message = f"replica {request.failed_on} failed: {reason}" + (f" (HTTP {http_status})" if http_status else "")
+    message = f"the replica failed: {reason}" + (f" (HTTP {http_status})" if http_status else "")
     code = "upstream_timeout" if status == "upstream_timeout" else "upstream_failed"
     queues.refuse(turn, request, answer, code, message, None, status)  # type: ignore[arg-type]
 
@@ -148,10 +148,13 @@ def unpark(adapter: AdapterState) -> None:
     adapter.parked_until, adapter.parked_reason, adapter.strikes = 0, None, 0
 
 
-def _doubt(turn: Turn, replica: ReplicaState) -> None:
+def _doubt(turn: Turn, replica: ReplicaState, answered: bool) -> None:
+    """Have the engine looked at. One that answered, if with an error, is still routed to: else one tenant's bad requests would
+    take the fleet from all others."""
     if not replica.doubted:
         turn.commands.append(Check(replica.spec.name))
     replica.doubted = turn.now
+    replica.shunned = replica.shunned or not answered
 
 
 def _forgotten(turn: Turn, replica: ReplicaState, request: RequestState) -> None:

@@ -123,6 +123,8 @@ def _drain(turn: Turn, policy: Policy, event: ev.DrainAsked) -> None:
 def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> None:
     """A new process: no request is open, no command is under way, no replica has been asked yet. What was learnt stays."""
     state = turn.state
+    # The clock may have been set back between two processes: kernel time must not stand still until it has caught up.
+    state.now = turn.now = event.at
     state.requests.clear()
     state.held.clear()
     state.timers.clear()
@@ -138,7 +140,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         replica.prefill_out = replica.decode_out = replica.stall_out = replica.kv_own = 0
         replica.own_at_mark = replica.kv_at_mark = replica.foreign = replica.foreign_kv = 0
         loads.lose(turn, replica, "gateway restarted")
-        replica.up, replica.doubted, replica.reason = False, 0, "not contacted yet"
+        replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, "not contacted yet"
         replica.exit_suspects.clear()
 
 

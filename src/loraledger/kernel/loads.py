@@ -123,7 +123,7 @@ def load_failed(turn: Turn, replica: ReplicaState, name: str, reason: str, perma
     adapter = turn.state.adapters.get(name)
     if adapter is not None:
         adapter.placed.pop(replica.spec.name, None)
-        if adapter.suspect_since:
+        if permanent and adapter.suspect_since:
             park(turn, adapter, reason, permanent)
         elif permanent:
             # What one engine refuses for good would end another one that only needs to read it again.

@@ -24,7 +24,7 @@ def up(turn: Turn, policy: Policy, event: ReplicaUp) -> None:
         waiters = loads.lose(turn, replica, "restarted")
     if restarted or now_start is None:
         _empty(replica)
-    replica.up, replica.doubted, replica.reason = True, 0, None
+    replica.up, replica.doubted, replica.shunned, replica.reason = True, 0, False, None
     replica.process_start = now_start
     replica.engine_version = event.engine_version or replica.engine_version
     replica.exit_suspects.clear()
@@ -42,7 +42,7 @@ def down(turn: Turn, policy: Policy, event: ReplicaDown) -> None:
     replica = turn.state.replicas[event.replica]
     if replica.up:
         failures.exited(turn, replica)
-    replica.up, replica.doubted, replica.reason = False, 0, event.reason
+    replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, event.reason
     replica.running = replica.waiting = replica.kv_usage = None
     replica.foreign = replica.foreign_kv = 0
     settle_waiters(turn, policy, loads.lose(turn, replica, event.reason))
@@ -80,7 +80,7 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
         settle_waiters(turn, policy, reconcile(turn, replica, event.registered, event.scrape_start, first=False))
         hold_desired(turn)
     if replica.doubted and event.scrape_start >= replica.doubted + failures.DOUBT:
-        replica.doubted = 0
+        replica.doubted, replica.shunned = 0, False
         replica.exit_suspects.clear()
         failures.settle_held(turn, policy, replica)
     pump(turn, policy)

@@ -25,7 +25,7 @@ def feasible_for(
 
 def fits(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
     """Whether ``replica`` may take this request: it is in routing, has a seat and KV for it, and may use the adapter."""
-    if not replica.up or replica.draining or replica.doubted:
+    if not replica.up or replica.draining or replica.shunned:
         return False
     seats = len(replica.in_flight) + replica.foreign
     if seats >= replica.spec.max_in_flight:
@@ -195,14 +195,15 @@ def _refuse_if_hopeless(turn: Turn, request: RequestState, adapter: AdapterState
     """Waiting helps if a seat or a replica may come back; not if each replica that is up cannot or will not load the adapter."""
     if adapter is None:
         return False
-    state, now, retry_at, reasons = turn.state, turn.now, loads.FOREVER, []
-    usable = [r for r in state.replicas.values() if r.up and not r.draining and not r.doubted]
+    state, now, retry_at = turn.state, turn.now, loads.FOREVER
+    reasons: dict[str, None] = {}
+    usable = [r for r in state.replicas.values() if r.up and not r.draining and not r.shunned]
     for replica in usable:
         registration = replica.registrations.get(adapter.spec.name)
         if adapter.spec.rank > replica.spec.max_rank:
-            reasons.append(f"{replica.spec.name}: rank {adapter.spec.rank} > {replica.spec.max_rank}")
+            reasons[f"rank {adapter.spec.rank} > {replica.spec.max_rank}"] = None
         elif registration is not None and registration.state == "parked" and registration.retry_at > now:
-            reasons.append(f"{replica.spec.name}: {registration.reason}")
+            reasons[str(registration.reason)] = None
             retry_at = min(retry_at, registration.retry_at)
         else:
             return False

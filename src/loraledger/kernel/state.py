@@ -59,6 +59,8 @@ class ReplicaState(msgspec.Struct):
     seed: int = 0
     up: bool = False
     draining: bool = False
+    shunned: bool = False
+    """Not routed to while in doubt: an attempt broke there without an answer."""
     doubted: int = 0
     """When an attempt broke there; 0 once a later look has shown that the engine lives."""
     reason: str | None = "not contacted yet"

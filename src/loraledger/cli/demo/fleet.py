@@ -61,9 +61,9 @@ class DemoFleet:
         except OSError as error:
             raise ConfigError(f"{self.folder} cannot be used: {error.strerror}; give --keep another folder") from error
         try:
-            for port in self.ports[:2]:
+            for number, port in enumerate(self.ports[:2], 1):
                 self._start(
-                    f"emulator-{port}",
+                    f"emulator-r{number}",
                     *("loraledger.engines.emulator", "--port", str(port), "--slots", str(SLOTS)),
                     *("--host-entries", str(HOST_ENTRIES), "--speed", str(self.speed)),
                 )

@@ -1,0 +1,1 @@
+"""The command line as its users meet it: words on two streams, one exit code, never a traceback."""
