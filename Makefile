@@ -34,6 +34,7 @@ test-vllm: $(STAMP)  ## the same product in front of two real vLLM servers (CPU 
 bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each one alone
 	$(BIN)/python -m benchmarks.kernel
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.policies --quick
 

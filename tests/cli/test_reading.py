@@ -157,14 +157,15 @@ def test_verify_of_a_changed_journal_is_exit_code_5_and_shows_the_difference(
     def without_dispatches(kind: int, payload: bytes) -> bytes | None:
         if kind != Kind.COMMANDS:
             return payload
-        return events.encode([c for c in events.decode_commands(payload) if not isinstance(c, events.Dispatch)])
+        kept: list[events.Command] = [c for c in events.decode_commands(payload) if not isinstance(c, events.Dispatch)]
+        return events.encode(kept)
 
     original = copy_segment(fleet, tmp_path, without_dispatches)
     found = cli("verify", "--record", tmp_path)
     assert found.code == 5
     assert "DIFFERENT" in found.out
     assert original.name in found.err
-    assert "replayed:   [Dispatch(" in found.err
+    assert re.search(r"replayed:   \[.*Dispatch\(", found.err), "a load of the next adapter may stand before it"
 
 
 def copy_segment(fleet: Fleet, folder: Path, change: Callable[[int, bytes], bytes | None]) -> Path:
@@ -243,7 +244,7 @@ def stranger() -> Iterator[tuple[int, dict[str, Any]]]:
             self.end_headers()
             self.wfile.write(answer["body"])
 
-        def log_message(self, format: str, *args: object) -> None:
+        def log_message(self, *_: object) -> None:
             pass
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:

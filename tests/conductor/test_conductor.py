@@ -7,7 +7,7 @@ import pytest
 
 from loraledger import events as ev
 from loraledger.conductor.conductor import PER_REQUEST, RESERVE
-from loraledger.conductor.reading import fold_segment, last_state, verify
+from loraledger.conductor.reading import Segment, fold_segment, last_state, verify
 from loraledger.kernel.settings import SECOND, TenantSpec
 from loraledger.record.frames import Kind, read_segment, segments
 from loraledger.record.journal import Journal
@@ -195,5 +195,5 @@ def test_a_request_that_a_crashed_process_decided_to_refuse_but_did_not_answer_i
     fleet, fold = restored
     assert "q2" not in fleet.state.requests
     assert list(fold.open) == ["q1", "q2"]
-    rows, _ = fold_segment(segments(tmp_path)[-1])
+    rows, _ = fold_segment(Segment(segments(tmp_path)[-1]))
     assert not [row for table, row in rows if table == "requests"]

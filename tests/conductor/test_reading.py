@@ -156,7 +156,7 @@ def test_every_segment_begins_where_the_one_before_ended(recorded: Recorded) -> 
         fleet = segment.fleet()
         for step in segment.steps():
             fleet.step(ev.decode_event(step.event))
-        _, fold = fold_segment(before)
+        _, fold = fold_segment(Segment(before))
         assert fleet.snapshot() == Segment(after).head.kernel
         assert encode_fold(fold.state) == Segment(after).head.fold
 
@@ -212,7 +212,7 @@ def test_a_journal_cut_anywhere_still_has_a_row_for_every_request_that_arrived(
     rng = random.Random(11)
     *whole, last = segments(recorded.directory)
     content = last.read_bytes()
-    earlier = {name for path in whole for name in requests_of(fold_segment(path)[0])}
+    earlier = {name for path in whole for name in requests_of(fold_segment(Segment(path))[0])}
     head = sum(HEADER.size + len(frame.payload) for frame, _ in zip(read_segment(last), range(2), strict=False))
     for number, cut in enumerate(
         [head, head + 1, len(content) - 1, *(rng.randrange(head, len(content)) for _ in range(21))]
@@ -223,7 +223,7 @@ def test_a_journal_cut_anywhere_still_has_a_row_for_every_request_that_arrived(
             (directory / path.name).hardlink_to(path)
         garbage = rng.randbytes(40) if number % 3 == 0 else bytes(number)
         (directory / last.name).write_bytes(content[:cut] + garbage)
-        rows, fold = fold_segment(directory / last.name)
+        rows, fold = fold_segment(Segment(directory / last.name))
         closed = requests_of(rows)
         crashed = requests_of(take_over(directory))
         assert sorted(crashed) == sorted(fold.state.open)
@@ -241,7 +241,7 @@ def test_compaction_gives_one_row_for_each_request_and_makes_room(copy: Path) ->
     assert compact(copy) == closed
     assert segments(copy) == [newest]
     tail: dict[TableName, list[Row]] = {}
-    rows, fold = fold_segment(newest)
+    rows, fold = fold_segment(Segment(newest))
     for table, row in [*rows, *fold.open_rows()]:
         tail.setdefault(table, []).append(row)
     with RecordReader(copy, tail, [newest.stem]) as reader:
@@ -291,6 +291,32 @@ def test_a_segment_without_a_head_is_set_aside(copy: Path) -> None:
     assert [path.name for path in copy.iterdir() if path.name.startswith(damaged.name)] == [f"{damaged.name}.damaged"]
 
 
+def test_a_segment_that_is_damaged_in_the_middle_is_told_and_kept(copy: Path) -> None:
+    whole = len(requests_of(fold_segment(Segment(segments(copy)[1]))[0]))
+    path = segments(copy)[1]
+    data = bytearray(path.read_bytes())
+    data[len(data) * 3 // 4] ^= 0xFF
+    path.write_bytes(data)
+    found = verify(copy)
+    assert (found.difference, found.torn) == (None, 1)
+    some = len(requests_of(fold_segment(Segment(path))[0]))
+    assert 0 < some < whole
+    compact(copy)
+    assert not path.exists()
+    assert path.with_name(f"{path.name}.damaged").read_bytes() == data, (
+        "what lies behind the damage may be saved by hand"
+    )
+
+
+def test_an_event_of_another_version_is_refused_with_its_place(copy: Path) -> None:
+    head = list(read_segment(segments(copy)[-1]))[:2]
+    with Journal.open(copy, SEGMENT, lambda: (head[0].payload, head[1].payload)) as journal:
+        journal.append(Kind.EVENT, b"\x92\xa7Martian\x05")
+    for read in (last_state, verify, open_record):
+        with pytest.raises(InputFileError, match="an event of another version"):
+            read(copy)
+
+
 def test_compaction_runs_as_a_process_of_its_own(copy: Path) -> None:
     take_over(copy)
     newest = segments(copy)[-1]
@@ -334,8 +360,8 @@ def test_folding_a_segment_needs_no_kernel_and_no_other_segment(recorded: Record
     paths = segments(recorded.directory)
     alone = tmp_path / paths[2].name
     alone.write_bytes(paths[2].read_bytes())
-    assert fold_segment(alone)[0] == fold_segment(paths[2])[0]
-    assert isinstance(fold_segment(alone)[1].state, FoldState)
+    assert fold_segment(Segment(alone))[0] == fold_segment(Segment(paths[2]))[0]
+    assert isinstance(fold_segment(Segment(alone))[1].state, FoldState)
 
 
 def test_a_step_that_raises_is_not_met_again_by_the_next_process(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ def client_of(gateway: GatewayProcess, name: str) -> openai.AsyncOpenAI:
 
 async def make(client: openai.AsyncOpenAI, call: Call, began: Callable[[Call], None] = lambda _: None) -> Call:
     """Make ``call``; ``began`` is told when its answer's head has come."""
-    wanted = {"max_tokens": call.tokens, "extra_headers": {"X-Request-Id": call.key}}
+    wanted: Any = {"max_tokens": call.tokens, "extra_headers": {"X-Request-Id": call.key}}
     try:
         if call.kind == "plain":
             reply = await client.completions.with_raw_response.create(model=call.model, prompt=call.prompt, **wanted)
@@ -201,7 +201,8 @@ async def play(
     began: Callable[[Call], None] = lambda _: None,
 ) -> list[Call]:
     """Make all calls, ``at_once`` at a time; ``on_start`` is told the number of each before it leaves."""
-    clients = {name: client_of(gateway, name) for name in TENANTS}
+    calls = list(calls)
+    clients = {name: client_of(gateway, name) for name in {call.tenant for call in calls}}  # 25 ms each
     gate = asyncio.Semaphore(at_once)
 
     async def one(number: int, call: Call) -> Call:

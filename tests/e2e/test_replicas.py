@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from pathlib import Path
 
-from support.gateway import GatewayProcess
+from support.gateway import GatewayProcess, tenant
 
 from .conftest import Pair
 from .fleet import (
@@ -159,6 +160,33 @@ def test_draining_a_replica_moves_traffic_and_lets_its_streams_end(
     assert {rows[call.key]["replica"] for call in streams} == {"r1", "r2"}
     assert Counter(rows[call.key]["replica"] for call in moved) == {"r2": 12}
     assert {rows[call.key]["replica"] for call in back} == {"r1", "r2"}
+
+
+def test_without_any_replica_requests_wait_to_their_deadline_and_are_served_when_one_is_back(
+    tmp_path: Path, pair: Pair, adapters: dict[str, Path]
+) -> None:
+    tenants = [
+        tenant(name, ["*"], limits={"queue_deadline": wait}) for name, wait in (("acme", "300ms"), ("birch", "30s"))
+    ]
+    with GatewayProcess(tmp_path, settings_for(pair, adapters, tenants=tenants)).start(replicas_up=2) as gateway:
+        for emulator in pair:
+            emulator.kill9()
+        gateway.wait(lambda: gateway.summary()["replicas_up"] == [], "both to be seen down")
+        calls = [Call(f"hasty{n}", "acme", model, "Hello", "plain") for n, model in enumerate(("a0", "base"))]
+        calls += [Call(f"patient{n}", "birch", model, "Hello", "stream") for n, model in enumerate(("a0", "base"))]
+        started = threading.Timer(1.0, pair[0].start)
+        started.start()
+        made = asyncio.run(play(gateway, calls))
+        started.join()
+        assert set(in_flight(gateway).values()) == {0}
+        gateway.stop()
+        rows = by_client(gateway.rows())
+    hasty, patient = made[:2], made[2:]
+    assert all("503" in str(call.error) for call in hasty), hasty
+    assert errors(patient) == []
+    check_texts(patient, adapters)
+    assert [(rows[call.key]["status"], rows[call.key]["http_status"]) for call in hasty] == [("rejected", 503)] * 2
+    assert all(int(str(rows[call.key]["queued_ns"])) > 0.5e9 for call in patient)
 
 
 def test_an_unread_stream_that_is_cancelled_leaves_the_replica_idle(

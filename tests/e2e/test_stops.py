@@ -150,7 +150,7 @@ def test_a_stop_during_the_start_ends_it_too(tmp_path: Path, pair: Pair, adapter
     with gateway.start(replicas_up=2):
         gateway.stop()
     words = [sys.executable, "-m", "loraledger.cli.main", "serve", "--config", str(gateway.config)]
-    for delay in (0.5, 0.7, 0.9):
+    for delay in (0.6, 0.9):
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         time.sleep(delay)
         process.terminate()

@@ -72,6 +72,7 @@ def _tenants(state: FleetState) -> None:
 
 def _waiting(state: FleetState) -> None:
     timers = set(state.timers)
+    assert sorted(state.wakes) == sorted(at for at, key in state.timers if not key)
     for request in state.requests.values():
         assert request.attempt <= ATTEMPTS
         if request.phase in SEATED:

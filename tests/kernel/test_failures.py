@@ -172,6 +172,17 @@ def test_a_look_that_began_before_the_failure_clears_nothing_however_late_it_end
     assert bench.replica("r1").doubted > 0
 
 
+def test_attempts_that_go_on_failing_do_not_keep_a_held_request_waiting() -> None:
+    bench = Bench(fleet_of(1))
+    for _ in range(4):
+        request = bench.arrive()
+        bench.feed(ev.AttemptFailed(bench.now, request, 1, "engine_error", 500, "cannot serve this"))
+        bench.tick(DOUBT // 2)
+    bench.scrape("r1")
+    phases = [request.phase for request in bench.fleet.state.requests.values()]
+    assert phases == ["sent", "sent", "sent", "held"], "the last one failed less than the doubt ago"
+
+
 def test_a_second_attempt_avoids_the_replica_of_the_first_even_if_that_is_the_cheaper_one() -> None:
     bench = Bench(fleet_of(2))
     bench.arrive()
@@ -241,6 +252,29 @@ def test_an_adapter_that_fails_its_verification_for_good_is_parked_on_all_replic
     bench.only(ev.Load)
 
 
+def test_an_adapter_that_a_replica_has_just_loaded_is_verified_again_but_not_parked_when_another_refuses_it() -> None:
+    bench = Bench(fleet_of(3, [adapter("a")]))
+    bench.hold("a", "r1")
+    for bad in ("r2", "r3"):
+        bench.tick(SECOND)
+        bench.feed(ev.LoadAsked(bench.now, "a", bad))
+        bench.failed(bad, "adapter_files_missing", permanent=True)
+        assert bench.adapter("a").parked_until == 0
+        bench.tick(SECOND)
+        request = bench.arrive("a")
+        assert bench.only(ev.Load).replica == "r1"
+        bench.tick(1)
+        bench.done("r1")
+        assert bench.only(ev.Dispatch).request == request
+        bench.finish(request)
+    bench.tick(SECOND)
+    bench.feed(ev.LoadAsked(bench.now, "a", "r2"))
+    bench.failed("r2", "adapter_files_missing", permanent=True)
+    bench.arrive("a")
+    bench.failed("r1", "adapter_files_missing", permanent=True)
+    assert bench.only(ev.Reject).code == "adapter_parked"
+
+
 def test_a_verification_that_fails_for_a_passing_reason_parks_nobody() -> None:
     bench, killed = poisoned()
     bench.tick(1)
@@ -261,6 +295,23 @@ def test_an_engine_that_answers_with_an_error_is_still_routed_to() -> None:
     assert bench.only(ev.Dispatch).request == "q2"
 
 
+@pytest.mark.parametrize("name", [None, "a"])
+def test_an_engine_that_answers_with_errors_does_not_draw_the_traffic(name: str | None) -> None:
+    bench = Bench(fleet_of(2, [adapter("a")]))
+    for replica in ("r1", "r2"):
+        bench.hold("a", replica)
+    request = bench.arrive(name)
+    broken = bench.only(ev.Dispatch).replica
+    bench.feed(ev.AttemptFailed(bench.now, request, 1, "engine_error", 500, "cannot serve this"))
+    for _ in range(8):
+        bench.arrive(name)
+        assert bench.only(ev.Dispatch).replica == other(broken)
+    bench.tick(DOUBT)
+    bench.scrape(broken)
+    bench.arrive(name)
+    assert bench.only(ev.Dispatch).replica == broken, "it is idle, and was found well"
+
+
 def test_a_second_exit_in_the_parking_time_parks_the_adapter() -> None:
     bench, killed = poisoned()
     bench.tick(1)
@@ -274,6 +325,35 @@ def test_a_second_exit_in_the_parking_time_parks_the_adapter() -> None:
     bench.arrive("a")
     assert bench.only(ev.Reject).code == "adapter_parked"
     assert bench.counter("engine_exits") == 2
+
+
+def test_a_replica_that_was_only_not_heard_for_a_while_makes_nobody_suspect() -> None:
+    bench = Bench(fleet_of(2, [adapter("a")]))
+    names = [bench.hold("a", name) for name in ("r1", "r2")]
+    for _ in range(3):
+        bench.tick(SECOND)
+        bench.arrive("a")
+        silent = bench.only(ev.Dispatch).replica
+        bench.down(silent)
+        assert bench.adapter("a").suspect_since == bench.now
+        bench.tick(SECOND)
+        bench.up(silent, names)
+        assert (bench.adapter("a").suspect_since, bench.adapter("a").strikes) == (0, 0)
+        bench.finish(next(iter(bench.fleet.state.requests)))
+
+
+def test_an_outage_of_all_replicas_parks_only_until_they_are_heard_again() -> None:
+    bench, killed = poisoned()
+    since = bench.adapter("a").suspect_since
+    bench.tick(1)
+    bench.done(other(killed))
+    bench.tick(SECOND)
+    bench.down(other(killed))
+    assert bench.adapter("a").parked_until > bench.now
+    bench.tick(SECOND)
+    bench.up(other(killed), [f"{NAME}~2"])
+    assert (bench.adapter("a").parked_until, bench.adapter("a").strikes) == (0, 1)
+    assert bench.adapter("a").suspect_since == since, "the first replica did exit"
 
 
 def test_two_exits_far_apart_do_not_park() -> None:

@@ -276,7 +276,9 @@ def test_a_desired_adapter_that_was_parked_comes_back_by_itself() -> None:
     bench.down(killed)
     bench.fail_attempt("q1")
     bench.tick(1)
-    bench.down(next(name for name in ("r1", "r2") if name != killed))  # while it loads the adapter anew: the second exit
+    bench.down(
+        next(name for name in ("r1", "r2") if name != killed)
+    )  # while it loads the adapter anew: the second exit
     parked_until = bench.adapter("a").parked_until
     assert bench.only(ev.Reject).code == "adapter_parked"
     bench.up(killed, start=2)

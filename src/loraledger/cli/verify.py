@@ -23,6 +23,7 @@ def verify(record: RecordOption = None, config: ConfigOption = None, as_json: Js
             + ("identical" if found.difference is None else "DIFFERENT")
             + (f" ({found.unanswered} events had no answer yet)" if found.unanswered else "")
             + (f" ({found.headless} segments without a head passed over)" if found.headless else "")
+            + (f" ({found.torn} segments end in bytes that cannot be read)" if found.torn else "")
         )
     if found.difference is not None:
         first = found.difference

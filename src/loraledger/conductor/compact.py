@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from loraledger.conductor.reading import fold_segment
+from loraledger.conductor.reading import Segment, fold_segment
 from loraledger.errors import InputFileError
 from loraledger.record.frames import segments
 from loraledger.record.parquet import partitions, write_parquet
@@ -25,12 +25,14 @@ DAMAGED = ".damaged"
 def compact(directory: Path) -> list[Path]:
     """Fold every segment but the newest into Parquet and delete it; returns those segments.
 
-    A segment whose head is damaged held no step: it is set aside under the suffix ``.damaged``.
+    What cannot be read is set aside under the suffix ``.damaged``: a segment without a head, which held no step; and one with bytes
+    behind its last frame, once the rows before those are written. A crash within an append leaves such bytes too.
     """
     done = []
     for path in segments(directory)[:-1]:
         try:
-            rows, _ = fold_segment(path)
+            segment = Segment(path)
+            rows, _ = fold_segment(segment)
         except InputFileError:
             path.rename(path.with_name(path.name + DAMAGED))
             continue
@@ -38,7 +40,10 @@ def compact(directory: Path) -> list[Path]:
         for table, row in rows:
             tables[table].append(row)
         write_parquet(tables, directory, path.stem)
-        path.unlink()
+        if segment.torn:
+            path.rename(path.with_name(path.name + DAMAGED))
+        else:
+            path.unlink()
         done.append(path)
     return done
 

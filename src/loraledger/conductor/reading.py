@@ -38,7 +38,7 @@ class Segment:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._frames: Iterator[Frame] = read_segment(path)
+        self._frames = read_segment(path)
         try:
             self.settings: FleetSettings = decode_settings(self._expect(Kind.SETTINGS))
             self.head: Head = decode_head(self._expect(Kind.SNAPSHOT))
@@ -59,6 +59,11 @@ class Segment:
         """The fold's state as it was when the segment began."""
         return decode_fold(self.head.fold)
 
+    @property
+    def torn(self) -> bool:
+        """Once its steps were read: whether bytes follow that form no frame, of an append that was cut short or of damage."""
+        return self._frames.torn
+
     def steps(self) -> Iterator[Step]:
         """Each step in order. The last one may lack its answer: the process stopped between the two."""
         event: Frame | None = None
@@ -76,20 +81,27 @@ class Segment:
             yield Step(event.payload, commands, changes, event.offset)
 
 
-def fold_segment(path: Path) -> tuple[Emitted, RowFold]:
+def fold_segment(segment: Segment) -> tuple[Emitted, RowFold]:
     """All rows that one segment completes, and the fold as it stands at its end (with the open requests)."""
-    segment = Segment(path)
     fold = RowFold(segment.fold())
     rows: Emitted = []
     for step in segment.steps():
-        rows.extend(_fold_step(fold, step))
+        rows.extend(_fold_step(fold, segment.path, step))
     return rows, fold
 
 
-def _fold_step(fold: RowFold, step: Step) -> Emitted:
+def _fold_step(fold: RowFold, path: Path, step: Step) -> Emitted:
+    event = _event(path, step)
     commands = ev.decode_commands(step.commands) if step.commands else []
     changes = ev.decode_changes(step.changes) if step.changes else []
-    return fold.step(ev.decode_event(step.event), commands, changes)
+    return fold.step(event, commands, changes)
+
+
+def _event(path: Path, step: Step) -> ev.Event:
+    try:
+        return ev.decode_event(step.event)
+    except msgspec.MsgspecError as error:
+        raise InputFileError(f"{path} at {step.offset}: an event of another version: {error}") from error
 
 
 def last_state(directory: Path) -> tuple[Fleet, FoldState] | None:
@@ -108,8 +120,8 @@ def last_state(directory: Path) -> tuple[Fleet, FoldState] | None:
         except msgspec.MsgspecError as error:
             raise InputFileError(f"{path}: its state was written by another version: {error}") from error
         for step in segment.steps():
-            fleet.step(ev.decode_event(step.event))
-            _fold_step(fold, step)
+            fleet.step(_event(path, step))
+            _fold_step(fold, path, step)
         return fleet, fold.state
     return None
 
@@ -126,9 +138,10 @@ def open_record(directory: Path, *, since_ns: int | None = None, until_ns: int |
     last: RowFold | None = None
     for path in segments(directory):
         try:
-            rows, last = fold_segment(path)
+            segment = Segment(path)
         except InputFileError:
             continue  # begun and never used: its process died, or has only just made it
+        rows, last = fold_segment(segment)
         labels.append(path.stem)
         for table, row in rows:
             tail[table].append(row)
@@ -155,7 +168,8 @@ class Difference(msgspec.Struct, frozen=True):
 
 class Verified(msgspec.Struct, frozen=True):
     """What ``verify`` saw. ``steps`` counts compared answers, ``unanswered`` events at the end of a crashed segment, ``headless``
-    segments whose process died while it created them: they hold no step."""
+    segments whose process died while it created them: they hold no step; ``torn`` those with bytes behind their last step that
+    could not be read: an append that a crash cut short, or damage, and then steps are missing."""
 
     segments: int
     steps: int
@@ -163,6 +177,7 @@ class Verified(msgspec.Struct, frozen=True):
     unanswered: int
     difference: Difference | None
     headless: int = 0
+    torn: int = 0
 
 
 def verify(directory: Path) -> Verified:
@@ -171,7 +186,7 @@ def verify(directory: Path) -> Verified:
     Raises ``InputFileError`` when there is no such directory.
     """
     _require_directory(directory)
-    steps = commands = unanswered = count = headless = 0
+    steps = commands = unanswered = count = headless = torn = 0
     for path in segments(directory):
         try:
             segment = Segment(path)
@@ -184,7 +199,7 @@ def verify(directory: Path) -> Verified:
         for step in segment.steps():
             if pending is not None and (found := _compare(path, *pending)):
                 return Verified(count, steps, commands, unanswered, found)
-            answer, _ = fleet.step(ev.decode_event(step.event))
+            answer, _ = fleet.step(_event(path, step))
             pending = (step, ev.encode(answer) if answer else b"")
             steps += 1
             commands += len(answer)
@@ -192,7 +207,8 @@ def verify(directory: Path) -> Verified:
             if pending[0].commands is not None:
                 return Verified(count, steps, commands, unanswered, found)
             unanswered += 1
-    return Verified(count, steps, commands, unanswered, None, headless)
+        torn += segment.torn
+    return Verified(count, steps, commands, unanswered, None, headless, torn)
 
 
 def _compare(path: Path, step: Step, answer: bytes) -> Difference | None:

@@ -93,8 +93,12 @@ class Gateway:
 
         Raises ``ConfigError`` when the journal cannot be used, ``TargetError`` when an address is taken.
         """
+
+        def head() -> tuple[bytes, bytes]:
+            return self.conductor.head()  # which makes the conductor, when it is first asked
+
         record = self.settings.record
-        self.journal = Journal.open(record.dir, record.segment_bytes, lambda: self.conductor.head())
+        self.journal = Journal.open(record.dir, record.segment_bytes, head)
         self.conductor.journal = self.journal
         control = self._bind_control()
         plane = DataPlane(

@@ -13,7 +13,8 @@ kill the next replica. So an attempt that was *delivered* and broke is held unti
   the adapter within the parking time, it is parked fleet-wide.
 
 So one bad adapter costs one replica (two, if it can be loaded and kills in use), and a killed replica costs its innocent
-adapters one load each.
+adapters one load each. A replica that was down and comes back as the same process did not exit, it was only not heard: what its
+outage made suspect is as it was before. Else a network that flaps would park every adapter in use.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ def attempt_failed(turn: Turn, policy: Policy, event: AttemptFailed) -> None:
         return
     request.deadline = turn.now + turn.state.tenants[request.tenant].spec.queue_deadline  # of its second wait
     request.failed_on = replica.spec.name
+    request.failed_at = turn.now
     request.failure = (event.status, event.http_status, event.reason)
     turn.count(f"attempts_failed:{event.status}")
     if event.reason == NOT_REGISTERED:
@@ -54,7 +56,7 @@ def attempt_failed(turn: Turn, policy: Policy, event: AttemptFailed) -> None:
         give_up(turn, request)  # a second try would only add to what makes the engine slow
     elif not replica.up:
         if request.adapter is not None and not event.reason.startswith(CONNECT):
-            suspect(turn, request.adapter, replica.exited_at)
+            _accuse(turn, replica, request.adapter)
         retry(turn, policy, request)
     else:
         _doubt(turn, replica, answered=event.http_status is not None)
@@ -109,6 +111,7 @@ def earn(turn: Turn) -> None:
 def exited(turn: Turn, replica: ReplicaState) -> None:
     """The engine of ``replica`` is gone: suspect every adapter whose use coincided."""
     replica.exited_at = turn.now
+    replica.accused.clear()
     turn.count("engine_exits")
     names = dict(replica.exit_suspects)
     for key in replica.in_flight:
@@ -119,7 +122,21 @@ def exited(turn: Turn, replica: ReplicaState) -> None:
         names[replica.loading] = None
     replica.exit_suspects.clear()
     for name in names:
-        suspect(turn, name, turn.now)
+        _accuse(turn, replica, name)
+
+
+def absolve(turn: Turn, replica: ReplicaState) -> None:
+    """``replica`` is back as the same process, so its engine did not exit: nobody took it down."""
+    for name, (since, strikes) in replica.accused.items():
+        adapter = turn.state.adapters.get(name)
+        if adapter is None or not adapter.strikes:
+            continue
+        if adapter.suspect_since == replica.exited_at:
+            adapter.suspect_since, adapter.strikes = since, strikes
+        else:  # another exit coincided since
+            adapter.strikes -= 1
+        if adapter.strikes < 2 and adapter.parked_until != loads.FOREVER:
+            adapter.parked_until, adapter.parked_reason = 0, None
 
 
 def suspect(turn: Turn, name: str, at: int) -> None:
@@ -135,17 +152,26 @@ def suspect(turn: Turn, name: str, at: int) -> None:
         loads.park(turn, adapter, f"its use coincided with {adapter.strikes} engine exits", permanent=False)
 
 
-def settle_held(turn: Turn, policy: Policy, replica: ReplicaState) -> None:
-    """The fate of ``replica`` is known: requests that were held for it go on."""
-    name = replica.spec.name
-    for key in [k for k in turn.state.held if turn.state.requests[k].failed_on == name]:
-        del turn.state.held[key]
-        retry(turn, policy, turn.state.requests[key])
+def settle_held(turn: Turn, policy: Policy, replica: ReplicaState, until: int | None = None) -> None:
+    """The fate of ``replica`` is known: requests that were held for it go on, those that failed after ``until`` excepted."""
+    waiting = [turn.state.requests[key] for key in turn.state.held]
+    for request in [r for r in waiting if r.failed_on == replica.spec.name]:
+        if until is None or request.failed_at <= until:
+            del turn.state.held[request.id]
+            retry(turn, policy, request)
 
 
 def unpark(adapter: AdapterState) -> None:
     """An operator vouches for the adapter: nothing is held against it, but it must still be verified."""
     adapter.parked_until, adapter.parked_reason, adapter.strikes = 0, None, 0
+
+
+def _accuse(turn: Turn, replica: ReplicaState, name: str) -> None:
+    """The exit of ``replica`` coincided with the use of this adapter; it is taken back if there was none (``absolve``)."""
+    adapter = turn.state.adapters.get(name)
+    if adapter is not None:
+        replica.accused.setdefault(name, (adapter.suspect_since, adapter.strikes))
+        suspect(turn, name, replica.exited_at)
 
 
 def _doubt(turn: Turn, replica: ReplicaState, answered: bool) -> None:

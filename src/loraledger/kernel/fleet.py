@@ -128,6 +128,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
     state.requests.clear()
     state.held.clear()
     state.timers.clear()
+    state.wakes.clear()
     state.commands.clear()
     state.waiting_tenants.clear()
     state.queued = 0
@@ -142,6 +143,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         loads.lose(turn, replica, "gateway restarted")
         replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, "not contacted yet"
         replica.exit_suspects.clear()
+        replica.accused.clear()
 
 
 def _wake(turn: Turn, policy: Policy, event: ev.Wake) -> None:

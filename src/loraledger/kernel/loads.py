@@ -123,7 +123,7 @@ def load_failed(turn: Turn, replica: ReplicaState, name: str, reason: str, perma
     adapter = turn.state.adapters.get(name)
     if adapter is not None:
         adapter.placed.pop(replica.spec.name, None)
-        if permanent and adapter.suspect_since:
+        if permanent and adapter.suspect_since and not _proven(turn, adapter):
             park(turn, adapter, reason, permanent)
         elif permanent:
             # What one engine refuses for good would end another one that only needs to read it again.
@@ -136,6 +136,12 @@ def park(turn: Turn, adapter: AdapterState, reason: str, permanent: bool) -> Non
     adapter.parked_until = FOREVER if permanent else turn.now + turn.settings.limits.park
     adapter.parked_reason = reason
     turn.count("adapters_parked")
+
+
+def _proven(turn: Turn, adapter: AdapterState) -> bool:
+    """Whether a replica loaded it since it is suspect: then one that refuses it may be at fault itself (a missing mount)."""
+    found = [replica.registrations.get(adapter.spec.name) for replica in turn.state.replicas.values()]
+    return any(r is not None and r.state == "registered" and r.verified > adapter.suspect_since for r in found)
 
 
 def may_load(registration: Registration | None, now: int) -> bool:

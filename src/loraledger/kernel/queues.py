@@ -89,7 +89,9 @@ def expire(turn: Turn) -> list[RequestState]:
     state = turn.state
     due: dict[str, RequestState] = {}  # a request that was held twice has two timers
     while state.timers and state.timers[0][0] <= turn.now:
-        _, key = heappop(state.timers)
+        at, key = heappop(state.timers)
+        if not key:
+            del state.wakes[at]
         request = state.requests.get(key)
         if request is not None and request.phase in ("queued", "loading", "held") and request.deadline <= turn.now:
             due[key] = request

@@ -22,12 +22,15 @@ def up(turn: Turn, policy: Policy, event: ReplicaUp) -> None:
         if replica.up:  # it went and came between two looks
             failures.exited(turn, replica)
         waiters = loads.lose(turn, replica, "restarted")
+    elif now_start is not None:
+        failures.absolve(turn, replica)
     if restarted or now_start is None:
         _empty(replica)
     replica.up, replica.doubted, replica.shunned, replica.reason = True, 0, False, None
     replica.process_start = now_start
     replica.engine_version = event.engine_version or replica.engine_version
     replica.exit_suspects.clear()
+    replica.accused.clear()
     # What its process forgot was lost before this listing, even if that was noticed only now.
     waiters += reconcile(turn, replica, event.registered, turn.now + 1, first=before is None or restarted)
     settle_waiters(turn, policy, waiters)
@@ -79,10 +82,13 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
     if event.registered is not None:
         settle_waiters(turn, policy, reconcile(turn, replica, event.registered, event.scrape_start, first=False))
         hold_desired(turn)
-    if replica.doubted and event.scrape_start >= replica.doubted + failures.DOUBT:
-        replica.doubted, replica.shunned = 0, False
-        replica.exit_suspects.clear()
-        failures.settle_held(turn, policy, replica)
+    if replica.doubted:
+        cleared = event.scrape_start - failures.DOUBT
+        if replica.doubted <= cleared:
+            replica.doubted, replica.shunned = 0, False
+            replica.exit_suspects.clear()
+        # Each by its own failure: where attempts go on failing, the doubt never ends.
+        failures.settle_held(turn, policy, replica, cleared)
     pump(turn, policy)
 
 

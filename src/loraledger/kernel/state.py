@@ -43,6 +43,7 @@ class RequestState(msgspec.Struct):
     moves: int = 0
     """How often a failed load sent it to another replica."""
     failed_on: str | None = None
+    failed_at: int = 0
     failure: tuple[str, int | None, str] | None = None
     """Status, HTTP status and reason of the attempt that failed."""
 
@@ -95,6 +96,8 @@ class ReplicaState(msgspec.Struct):
     exit_suspects: dict[str, None] = {}
     """Adapters whose attempt broke there while the engine's fate is unknown."""
     exited_at: int = 0
+    accused: dict[str, tuple[int, int]] = {}
+    """What was held against the adapters that the outage under way made suspect, before it: ``suspect_since`` and ``strikes``."""
     drift: dict[str, int] = {}
 
 
@@ -136,6 +139,8 @@ class FleetState(msgspec.Struct):
     """Adapters that should be held by some replicas at all times."""
     timers: list[tuple[int, str]] = []
     """Heap of (when, request or empty): deadlines of queued requests, ends of pauses."""
+    wakes: dict[int, None] = {}
+    """The ends of pauses in ``timers``: each is asked for again and again while it lasts."""
     held: dict[str, None] = {}
     now: int = 0
     queued: int = 0
@@ -175,7 +180,9 @@ class Turn:
 
     def wake(self, at: int) -> None:
         """Ask to be stepped at ``at``."""
-        heappush(self.state.timers, (at, ""))
+        if at not in self.state.wakes:
+            self.state.wakes[at] = None
+            heappush(self.state.timers, (at, ""))
 
     def command_id(self, replica: str, adapter: str) -> int:
         """A fresh id for a command whose outcome will be reported."""
