@@ -1,8 +1,8 @@
 """The words that kernel, record and conductor share: what happened (events) and what to do about it (commands).
 
-Theory of operation. An event carries its own time ``at`` and nothing else does; the kernel answers an event with commands.
-Both are frozen msgspec structs in array form: a field may be appended with a default, never moved, so that an old journal
-stays readable. ``encode`` gives the one canonical byte form, which is what "the same commands, byte for byte" compares.
+Theory of operation. An event carries its own time ``at`` and nothing else does; the kernel answers it with commands. Both are
+frozen msgspec structs in array form: a field may be appended with a default, never moved, so that an old journal stays readable.
+``encode`` gives the one canonical byte form, which is what "the same commands, byte for byte" compares.
 Times are integer ns since the Unix epoch, durations integer ns, tokens and bytes plain integers. ``None`` is "unknown", never
 zero. ``adapter`` is the public name, ``None`` the base model; ``engine_name`` the versioned name under which a replica knows it.
 """

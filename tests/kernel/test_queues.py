@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import pytest
+
 from loraledger import events as ev
+from loraledger.kernel import routing
 from loraledger.kernel.queues import LOOK_AHEAD
 from loraledger.kernel.settings import SECOND, Limits, TenantSpec
+from loraledger.kernel.state import AdapterState, ReplicaState, RequestState
 
 from .bench import Bench, adapter, fleet_of, replica
 
@@ -158,6 +162,28 @@ def test_look_ahead_is_bounded() -> None:
     bench.feed(ev.DrainAsked(bench.now, "r2", True))
     bench.arrive()
     assert bench.feed(ev.DrainAsked(bench.now, "r2", False)) == []
+
+
+def test_in_a_full_fleet_a_seat_costs_one_try_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    tenants = [f"t{number}" for number in range(20)]
+    bench = one_seat(*tenants)
+    for _ in range(LOOK_AHEAD):
+        for tenant in tenants:
+            bench.arrive(tenant=tenant)
+    tried: list[str] = []
+    fits = routing.fits
+
+    def counted(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
+        tried.append(request.id)
+        return fits(replica, request, adapter, now)
+
+    monkeypatch.setattr(routing, "fits", counted)
+    bench.finish("q1")
+    sent = bench.only(ev.Dispatch).request
+    assert set(tried) == {sent}
+    tried.clear()
+    bench.scrape("r1")
+    assert tried == []
 
 
 def test_a_request_waits_for_a_replica_when_none_is_up() -> None:

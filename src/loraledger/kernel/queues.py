@@ -8,6 +8,7 @@ block the tenant's others.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from loraledger.events import Decision, Queue, Reject, Status
@@ -64,16 +65,13 @@ def room(tenant: TenantState) -> bool:
     return tenant.active < tenant.spec.concurrency
 
 
-def next_round(turn: Turn) -> list[list[RequestState]]:
+def next_round(turn: Turn) -> Iterator[list[RequestState]]:
     """For each tenant with queued requests and room, in turn: the requests to try, oldest first."""
     state = turn.state
-    rounds = []
     for name in list(state.waiting_tenants):
         tenant = state.tenants[name]
         if room(tenant):
-            first = [state.requests[key] for key, _ in zip(tenant.queue, range(LOOK_AHEAD), strict=False)]
-            rounds.append(first)
-    return rounds
+            yield [state.requests[key] for key, _ in zip(tenant.queue, range(LOOK_AHEAD), strict=False)]
 
 
 def served(turn: Turn, tenant: str) -> None:
