@@ -384,8 +384,7 @@ def decode_changes(data: bytes) -> list[ResidencyChange]:
 def engine_name(adapter: str, digest: str, generation: int = 1) -> str:
     """The name under which a replica knows this version of an adapter: ``support@3fa9c1d20b7e``, then ``...~2``.
 
-    A new version or a re-verified registration gets a new name, because engines keep the prefix cache and the old weights
-    under the old one.
+    A new version or a re-verified registration gets a new name: engines keep prefix cache and old weights under the old one.
     """
     suffix = "" if generation == 1 else f"~{generation}"
     return f"{adapter}@{digest[:12]}{suffix}"
