@@ -53,8 +53,8 @@ class Measured(msgspec.Struct, frozen=True, array_like=True):
     itl_mean: int | None = None
     itl_max: int | None = None
     itl_sketch: dict[int, int] | None = None
-    tokens_seen: int = 0
-    """Content frames counted at the boundary: a lower bound when the engine reported no usage."""
+    tokens_seen: int = 0  # content frames counted at the boundary: a lower bound when the engine reported no usage
+    first_answer: int | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):

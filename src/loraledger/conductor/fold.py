@@ -250,6 +250,7 @@ class RowFold:
             "load_end_ns": row.load_end,
             "first_byte_ns": measured.first_byte,
             "first_token_ns": measured.first_token,
+            "first_answer_ns": measured.first_answer,
             "last_token_ns": measured.last_token,
             "finished_ns": finished,
             "itl_mean_ns": measured.itl_mean,

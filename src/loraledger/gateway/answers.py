@@ -83,6 +83,11 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
                 return True
         return False
 
+    @property
+    def has_answer(self) -> bool:
+        """Whether it carries some of the answer itself: text, neither reasoning nor a tool call."""
+        return any(_says(choice.text if choice.delta is None else choice.delta.content) for choice in self.choices or ())
+
 
 class _Body(msgspec.Struct, frozen=True, gc=False):
     usage: msgspec.Raw = ABSENT

@@ -178,6 +178,7 @@ class Attempt:
             itl_max=stream.gap_max,
             itl_sketch=stream.gaps.counts or None,
             tokens_seen=stream.tokens_seen,
+            first_answer=stream.first_answer,
         )
 
     # --- from the connection ---

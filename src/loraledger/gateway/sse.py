@@ -43,12 +43,14 @@ class SseReader:
 
     __slots__ = (
         "_after_cr",
+        "_answers",
         "_fresh",
         "_hide_usage",
         "_pending",
         "_renamer",
         "done",
         "error",
+        "first_answer",
         "first_token",
         "gap_max",
         "gaps",
@@ -63,11 +65,14 @@ class SseReader:
         self._pending = b""
         self._after_cr = False
         self._fresh = 0
+        self._answers = False
         self.done = False
         """``[DONE]`` has come."""
         self.error: StreamError | None = None
         self.usage: Usage | None = None
         self.first_token: int | None = None
+        self.first_answer: int | None = None
+        """First text of the answer itself, after any reasoning."""
         self.last_token: int | None = None
         self.tokens_seen = 0
         """Frames with content."""
@@ -139,6 +144,8 @@ class SseReader:
             return self._renamer.document(payload)
         if chunk.has_content:
             self._fresh += 1
+            if self.first_answer is None and chunk.has_answer:
+                self._answers = True
         if chunk.error is not ABSENT and bytes(chunk.error) != b"null":
             message, code = answers.error_text(payload)
             self.error = StreamError(self._renamer.text(message), code)
@@ -162,6 +169,8 @@ class SseReader:
         fresh, self._fresh = self._fresh, 0
         if not fresh:
             return
+        if self._answers and self.first_answer is None:
+            self.first_answer = now
         if self.last_token is None:
             self.first_token = now
             self.gap_max = 0 if fresh > 1 else None

@@ -81,6 +81,9 @@ _REQUESTS: Final = Table(
         Column("load_end_ns", "BIGINT", "When that load ended."),
         Column("first_byte_ns", "BIGINT", "When the first byte of the answer came."),
         Column("first_token_ns", "BIGINT", "When the first generated content came, on any channel."),
+        Column(
+            "first_answer_ns", "BIGINT", "When the first text of the answer itself came: no reasoning, no tool call."
+        ),
         Column("last_token_ns", "BIGINT", "When the last generated content came."),
         Column("finished_ns", "BIGINT", "When the answer ended, well or not; null when the gateway died first."),
         Column("itl_mean_ns", "BIGINT", "Mean time between tokens, a duration in ns; null with fewer than two tokens."),
