@@ -11,6 +11,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -88,6 +89,11 @@ class Emulator:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def hang(self) -> None:
+        """Freeze it: connections stay, nothing is answered. It can still be killed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
 
     def alive(self) -> bool:
         """Whether its process runs."""

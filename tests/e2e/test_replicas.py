@@ -198,3 +198,24 @@ def test_an_unread_stream_that_is_cancelled_leaves_the_replica_idle(
         eventually(lambda: sum(emulator.metrics()["running"] for emulator in slow_pair) == 0, "the engines")
         eventually(lambda: set(in_flight(gateway).values()) == {0}, "the gateway's counts")
         assert Counter(row["status"] for row in gateway.rows()) == {"client_gone": 8}
+
+
+def test_a_request_on_a_replica_that_hangs_is_answered_by_another(
+    tmp_path: Path, slow_pair: Pair, adapters: dict[str, Path]
+) -> None:
+    limits = {"scrape_interval": "200ms", "upstream_lost_after": "500ms"}
+    with GatewayProcess(tmp_path, settings_for(slow_pair, adapters, limits=limits)).start(replicas_up=2) as gateway:
+        post(gateway, "/api/replicas/r2/drain")
+        call = Call("hung", "acme", "base", "a question", "plain", tokens=100)
+        sent = threading.Thread(target=lambda: asyncio.run(play(gateway, [call])))
+        sent.start()
+        eventually(lambda: in_flight(gateway)["replica r1"] == 1, "the request to be there")
+        slow_pair[0].hang()
+        post(gateway, "/api/replicas/r2/undrain")
+        sent.join(timeout=30)
+        assert set(in_flight(gateway).values()) == {0}
+        gateway.stop()
+        (row,) = gateway.rows()
+    check_texts([call], adapters)
+    assert call.error is None
+    assert (row["status"], row["replica"], row["retries"]) == ("ok", "r2", 1)

@@ -272,6 +272,11 @@ class Limits(Section):
         "64MiB", "Largest answer that is not a stream, and largest frame of one; then 502.", ge=1
     )
     connect_timeout: DurationNs = _setting("2s", "Time for a connection to a replica.", ge=1)
+    upstream_lost_after: DurationNs = _setting(
+        "10s",
+        "Time that a replica must be down before its requests without a byte of answer are tried elsewhere.",
+        ge=1,
+    )
     connections: Count = _setting(10_000, "Client connections open at once; further ones are closed.", ge=1)
     pipelined: Count = _setting(16, "Requests that one connection may send ahead of their answers.", ge=1)
     drain: DurationNs = _setting("30s", "Time for running answers after the order to stop.")

@@ -86,7 +86,9 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_answer(self) -> bool:
         """Whether it carries some of the answer itself: text, neither reasoning nor a tool call."""
-        return any(_says(choice.text if choice.delta is None else choice.delta.content) for choice in self.choices or ())
+        return any(
+            _says(choice.text if choice.delta is None else choice.delta.content) for choice in self.choices or ()
+        )
 
 
 class _Body(msgspec.Struct, frozen=True, gc=False):

@@ -154,6 +154,11 @@ class Attempt:
         if self._deadline is not None and now >= self._deadline:
             self._break("upstream_timeout", "no answer began in time" if self.status is None else "the answer stalled")
 
+    def lose(self, replica: str) -> None:
+        """``replica`` is down and stays so: give up if this attempt waits there and nothing of the answer has come."""
+        if self._pool.address.name == replica and self.status is None:
+            self._break("upstream_failed", "the replica went down before it answered")
+
     def measured(self) -> Measured:
         """What was seen of the answer."""
         stream = self._stream

@@ -160,6 +160,11 @@ class Exchange:
         if self._attempt is not None:
             self._attempt.check(now)
 
+    def lose(self, replica: str) -> None:
+        """A replica stays down: do not wait for it."""
+        if self._attempt is not None:
+            self._attempt.lose(replica)
+
     def abandon(self) -> bool:
         """This process ends, and so does the request. Returns whether the client can still be told by an answer."""
         began = self._phase is Phase.ANSWERING

@@ -117,6 +117,11 @@ class DataPlane:
         if pool is not None:
             pool.drop_idle()
 
+    def lose(self, replica: str) -> None:
+        """This replica is down and stays so: its requests without a byte of answer fail now, and may be tried elsewhere."""
+        for exchange in list(self._state.open.values()):
+            exchange.lose(replica)
+
     # --- what can be seen ---
 
     @property

@@ -80,6 +80,15 @@ class Gateway:
         if isinstance(event, ReplicaUp | ReplicaDown | CommandFailed):
             self._log(event)
         self.conductor.feed(event)
+        if isinstance(event, ReplicaDown):
+            delay = self.settings.limits.upstream_lost_after / NS_PER_S
+            asyncio.get_running_loop().call_later(delay, self._lose, event)
+
+    def _lose(self, down: ReplicaDown) -> None:
+        """A replica that hangs keeps its connections, and whoever waits there would wait for the first-byte limit."""
+        replica = self.state.replicas[down.replica]
+        if not replica.up and replica.exited_at <= down.at and self.plane is not None:
+            self.plane.lose(down.replica)
 
     @property
     def control_port(self) -> int:
