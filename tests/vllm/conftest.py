@@ -5,7 +5,7 @@ Two engines serve the whole session, because each costs 25 s to start. A test th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -46,6 +46,23 @@ def engines(model: Model, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def engine(engines: tuple[Engine, Engine]) -> Engine:
-    """The first engine, with no adapter registered."""
-    engines[0].forget_adapters()
-    return engines[0]
+    """The first engine, alive and with no adapter registered: an earlier test may have ended it."""
+    return _fresh(engines[:1])[0]
+
+
+@pytest.fixture
+def pair(engines: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
+    """Both engines, alive and with no adapter registered; a test may end them."""
+    first, second = _fresh(engines)
+    return first, second
+
+
+def _fresh(engines: Sequence[Engine]) -> Sequence[Engine]:
+    dead = [engine for engine in engines if not engine.alive()]
+    for engine in dead:
+        engine.launch()
+    for engine in engines:
+        engine.wait_healthy()
+        if engine not in dead:
+            engine.forget_adapters()
+    return engines

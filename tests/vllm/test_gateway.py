@@ -53,6 +53,8 @@ def settings_for(engines: tuple[Engine, ...], adapters: dict[str, Path], **more:
 def references(model: Model, engines: tuple[Engine, Engine]) -> References:
     """For each adapter and prompt the answer of an engine that was asked directly."""
     engine = engines[0]
+    if not engine.alive():  # another module ended it
+        engine.restart()
     found: References = {}
     with httpx2.Client(base_url=engine.url, timeout=60.0, trust_env=False) as client:
         for name, path in model.adapters.items():
@@ -75,19 +77,6 @@ def ask_directly(client: httpx2.Client, name: str, prompt: str) -> Reference:
             break
         certain += token
     return Reference(choice["text"], certain)
-
-
-@pytest.fixture
-def pair(engines: tuple[Engine, Engine]) -> tuple[Engine, Engine]:
-    """Both engines, alive and without registered adapters; a test may end them."""
-    for engine in engines:
-        if engine.alive():
-            engine.forget_adapters()
-        else:
-            engine.launch()
-    for engine in engines:
-        engine.wait_healthy()
-    return engines
 
 
 def client_of(gateway: GatewayProcess, name: str) -> openai.AsyncOpenAI:
