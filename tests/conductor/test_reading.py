@@ -340,7 +340,7 @@ def test_the_whole_record_is_what_was_compacted_and_what_the_journal_holds_beyon
     with open_record(copy) as record:
         after = Counter(str(row["id"]) for row in record.rows("requests"))
     assert before == after == Counter(everything)
-    with pytest.raises(InputFileError, match="not a directory"):
+    with pytest.raises(InputFileError, match="there is no record"):
         open_record(copy / "missing")
 
 

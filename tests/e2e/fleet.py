@@ -274,7 +274,7 @@ def by_client(rows: Iterable[Row]) -> dict[str, Row]:
     return found
 
 
-def eventually(condition: Callable[[], bool], what: str, limit_s: float = 10.0) -> float:
+def eventually(condition: Callable[[], bool], what: str, limit_s: float = 30.0) -> float:
     """Wait for ``condition``; returns the seconds that it took. AssertionError when it does not come about."""
     began = time.monotonic()
     while not condition():

@@ -400,7 +400,7 @@ def silent_port() -> Iterator[int]:
         yield full.getsockname()[1]
 
 
-async def until(condition: Callable[[], bool], timeout: float = 3.0) -> None:
+async def until(condition: Callable[[], bool], timeout: float = 15.0) -> None:
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, "the condition did not come true in time"

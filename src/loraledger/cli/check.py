@@ -49,8 +49,11 @@ def check(
             print(f"{severity}: {what}: {message}")
         print(
             f"{len(catalog.entries)} adapters, {len(settings.tenants)} tenants, "
-            f"{sum(report.reachable for report in reports)}/{len(settings.replicas)} replicas reached"
-            + (" (not asked)" if offline else "")
+            + (
+                f"{len(settings.replicas)} replicas not asked"
+                if offline
+                else f"{sum(report.reachable for report in reports)}/{len(settings.replicas)} replicas reached"
+            )
         )
     _judge(found, reports, strict)
 

@@ -87,11 +87,11 @@ def replicas(config: ConfigOption = None, as_json: JsonOption = False) -> None:
     if as_json:
         print_json("replicas", items)
         return
-    columns = ["name", "up", "in flight", "running", "waiting", "kv", "slots used", "reason"]
+    columns = ["name", "state", "in flight", "running", "waiting", "kv", "slots used", "reason"]
     lines = [
         [
             item["name"],
-            item["up"],
+            "down" if not item["up"] else "draining" if item["draining"] else "up",
             _value(item["in_flight"]),
             _value(item["running"]),
             _value(item["waiting"]),

@@ -19,7 +19,7 @@ def verify(record: RecordOption = None, config: ConfigOption = None, as_json: Js
         print_json("verification", msgspec.to_builtins(found))
     else:
         print(
-            f"{found.steps} steps with {found.commands} commands in {found.segments} segments: "
+            f"{found.steps} steps with {found.commands} commands in {found.segments} segments not compacted yet: "
             + ("identical" if found.difference is None else "DIFFERENT")
             + (f" ({found.unanswered} events had no answer yet)" if found.unanswered else "")
             + (f" ({found.headless} segments without a head passed over)" if found.headless else "")

@@ -153,7 +153,9 @@ def open_record(directory: Path, *, since_ns: int | None = None, until_ns: int |
 
 def _require_directory(directory: Path) -> None:
     if not directory.is_dir():
-        raise InputFileError(f"{directory} is not a directory: give the record directory of a gateway")
+        raise InputFileError(
+            f"there is no record in {directory}: start `loraledger serve`, or give its record.dir with --record"
+        )
 
 
 class Difference(msgspec.Struct, frozen=True):

@@ -156,8 +156,8 @@ async def _knock(report: ReplicaReport, api: VllmApi, *, has_key: bool) -> None:
     if report.load_route_open:
         report.warn(
             "load_route_open",
-            "anyone who reaches this port can load and unload adapters: start the engine with --api-key and set "
-            "api_key here, or let nobody else reach the port",
+            "anyone who reaches this port can load and unload adapters: start the engine with --api-key and give "
+            "this replica its key, or let nobody else reach the port",
         )
 
 

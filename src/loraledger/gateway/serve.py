@@ -150,6 +150,10 @@ class Gateway:
             self.conductor.journal = None
             await asyncio.to_thread(self.journal.close)
 
+    @property
+    def _drain_s(self) -> float:
+        return self.settings.limits.drain / NS_PER_S
+
     async def run(self, ready: Callable[[], None] | None = None) -> None:
         """Serve until SIGTERM or SIGINT."""
         stopping = asyncio.Event()
@@ -161,8 +165,10 @@ class Gateway:
             if ready is not None:
                 ready()
             await stopping.wait()
+            log.info("stopping: %d requests are open, up to %g s to end", len(self.state.requests), self._drain_s)
         finally:
             await self.stop()
+            log.info("stopped")
 
     @cached_property
     def conductor(self) -> Conductor:

@@ -68,6 +68,8 @@ def report(record: Path, kept: bool) -> None:
             _explain_one(reader, pattern)
     if kept:
         print(f"\nmore: loraledger get requests --record {record}; loraledger explain ID --record {record}")
+    else:
+        print("\nthe record was temporary: `loraledger demo --keep DIR` keeps it for `get requests` and `explain`")
 
 
 def _explain_one(reader: RecordReader, pattern: str) -> None:

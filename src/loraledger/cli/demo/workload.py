@@ -13,6 +13,8 @@ from importlib.resources import files
 
 SHARES = (5, 3, 2)
 BASE_SHARE = 1 / 12
+CONTEXT = 8192
+"""Tokens that the emulated model takes; the one longer request of the slice is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +46,11 @@ def load_workload(seconds: float, tenants: tuple[Tenant, ...]) -> list[Call]:
         at = int(row["arrived_ms"]) / 1000
         if at >= seconds:
             break
+        prompt, generated = int(row["prompt_tokens"]), int(row["generated_tokens"])
+        if prompt + generated > CONTEXT:
+            continue
         tenant = rng.choices(tenants, SHARES)[0]
         weights = [1 / (rank + 1) for rank in range(len(tenant.adapters))]
         model = "base" if rng.random() < BASE_SHARE else rng.choices(tenant.adapters, weights)[0]
-        calls.append(Call(at, tenant, model, int(row["prompt_tokens"]), int(row["generated_tokens"])))
+        calls.append(Call(at, tenant, model, prompt, generated))
     return calls
