@@ -256,12 +256,12 @@ async def test_load_stalls_a_running_stream(tmp_path: Path) -> None:
     async with emulator(speed=1.0, load_delay_s=0.4) as server, client(server) as http:
 
         async def listen() -> list[float]:
-            body = {**CHAT, "max_tokens": 40, "stream": True}
+            body = {**CHAT, "max_tokens": 160, "stream": True}
             async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
                 return [time.monotonic() async for _ in answer.aiter_lines()]
 
         listening = asyncio.create_task(listen())
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         assert (await load(http, "x", adapter(tmp_path, "x"))).status_code == 200
         arrivals = await listening
     gaps = sorted(late - early for early, late in pairwise(arrivals))
@@ -297,8 +297,8 @@ async def test_adapter_family_keeps_every_combination_it_ever_had(tmp_path: Path
         await load(http, "x", adapter(tmp_path, "x"))
         await load(http, "y", adapter(tmp_path, "y"))
         assert name not in await metrics(http)
-        long = asyncio.create_task(complete(http, "x", max_tokens=60))
-        await asyncio.sleep(0.1)
+        long = asyncio.create_task(complete(http, "x", max_tokens=200))
+        await asyncio.sleep(0.5)
         await complete(http, "y", max_tokens=3)
         await long
         series = (await metrics(http))[name]
@@ -354,7 +354,7 @@ async def test_vanished_files_end_the_engine_for_everyone(tmp_path: Path) -> Non
         await doomed(http, tmp_path)
         streamed = asyncio.create_task(complete(http, max_tokens=5000, stream=True))
         waiting = asyncio.create_task(complete(http, max_tokens=5000))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         killer = await complete(http, "x")
         later = await complete(http)
         health, listed, frozen = await http.get("/health"), await http.get("/v1/models"), await metrics(http)
@@ -413,7 +413,7 @@ async def test_new_engine_on_the_same_port_has_another_start_and_no_adapters(tmp
 async def test_leaving_the_block_ends_open_streams() -> None:
     async with emulator(speed=1.0) as server, client(server) as http:
         asked = asyncio.create_task(complete(http, max_tokens=8000, stream=True))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.5)
         await server.__aexit__(None, None, None)
         assert "EngineCore encountered an issue" in (await asked).text
 
