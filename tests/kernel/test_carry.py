@@ -6,6 +6,7 @@ import pytest
 from loraledger import events as ev
 from loraledger.kernel.carry import carry_over
 from loraledger.kernel.fleet import Fleet
+from loraledger.kernel.loads import FOREVER
 from loraledger.kernel.settings import (
     MS,
     SECOND,
@@ -217,3 +218,25 @@ def test_settings_survive_their_wire_form() -> None:
     assert decode_settings(encode_settings(settings)) == settings
     with pytest.raises(msgspec.DecodeError):
         decode_settings(b"nonsense")
+
+
+def test_a_restart_tries_again_what_was_refused_for_good() -> None:
+    bench = Bench(fleet_of(1, [adapter("a")]))
+    bench.arrive("a")
+    bench.failed("r1", "files are missing", permanent=True)
+    bench.adapter("a").parked_until, bench.adapter("a").parked_reason = FOREVER, "files are missing"
+    carried = carry_over(bench.fleet.state, bench.fleet.settings)
+    assert carried.adapters["a"].parked_until == 0
+    assert carried.adapters["a"].suspect_since > 0, "it is verified by a load before it is used"
+    registration = carried.replicas["r1"].registrations["a"]
+    assert (registration.permanent, registration.retry_at) == (False, 0)
+
+
+def test_a_clock_that_was_set_back_between_two_processes_does_not_stop_kernel_time() -> None:
+    bench = Bench(fleet_of(1))
+    earlier = bench.now - 3600 * SECOND
+    fleet = Fleet(bench.fleet.settings, bench.fleet.state)
+    fleet.step(ev.GatewayStarted(earlier, "0", "0"))
+    assert fleet.state.now == earlier
+    fleet.step(ev.RequestArrived(earlier, "late", "acme", None, 1, 1, False, "/v1"))
+    assert fleet.state.requests["late"].deadline < bench.now
