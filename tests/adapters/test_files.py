@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.files import contained
+from loraledger.adapters.files import contained, read_small
 from loraledger.errors import InputFileError
 
 
@@ -55,3 +55,18 @@ def test_the_root_itself_may_be_a_link(root: Path, tmp_path: Path) -> None:
 def test_paths_that_leave_are_refused(root: Path, path: str, reason: str) -> None:
     with pytest.raises(InputFileError, match=reason):
         contained(root, path)
+
+
+def test_a_small_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b"12345")
+    assert read_small(path, 5) == b"12345"
+    with pytest.raises(InputFileError, match=r"x\.json is over 4 bytes"):
+        read_small(path, 4)
+
+
+def test_a_pointer_without_a_size_is_still_a_pointer(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n")
+    with pytest.raises(InputFileError, match=r"x\.json is a Git LFS pointer that was not fetched"):
+        read_small(path, 100)

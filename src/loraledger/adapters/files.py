@@ -9,7 +9,11 @@ that a clone without LFS leaves in place of the weights, is recognised before it
 
 from __future__ import annotations
 
+import os
 import re
+import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +21,11 @@ from loraledger.errors import InputFileError
 
 CONFIG_NAME: Final = "adapter_config.json"
 WEIGHTS_NAME: Final = "adapter_model.safetensors"
+OPEN_FLAGS: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+"""Opening a pipe that took a file's place after it was looked at must not block."""
 
-_PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
+INDEX_NAME: Final = "adapter_model.safetensors.index.json"
+PICKLES: Final = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 _LFS_MAGIC: Final = b"version https://git-lfs.github.com/spec/"
 _LFS_LIMIT: Final = 1024
 """Bytes; the LFS specification keeps pointer files below this."""
@@ -43,18 +50,36 @@ def contained(root: Path, path: str | Path) -> Path:
 
 def config_file(folder: Path, root: Path | None) -> Path:
     """``adapter_config.json`` of ``folder``, to be opened. Raises :class:`InputFileError` when it must not or cannot be."""
-    return _regular(folder, CONFIG_NAME, root, missing=f"has no {CONFIG_NAME}: it is not an adapter folder")
+    return regular_file(folder, CONFIG_NAME, root, missing=partial(_no_config, folder))
 
 
 def weights_file(folder: Path, root: Path | None) -> Path:
-    """``adapter_model.safetensors`` of ``folder``, to be opened. Raises :class:`InputFileError` when it must not be."""
-    pickles = [name for name in _PICKLES if (folder / name).exists()]
-    missing = f"has no {WEIGHTS_NAME}: save the adapter in safetensors format"
-    if pickles:
-        missing = (
-            f"has only pickled weights ({', '.join(pickles)}), which are never opened: convert them to {WEIGHTS_NAME}"
-        )
-    return _regular(folder, WEIGHTS_NAME, root, missing)
+    """What an engine opens first for the weights of ``folder``: the safetensors file, or the index of its shards.
+
+    Raises :class:`InputFileError` when there is none, or none that may be opened.
+    """
+    if not _there(folder, WEIGHTS_NAME) and _there(folder, INDEX_NAME):
+        return regular_file(folder, INDEX_NAME, root)
+    return regular_file(folder, WEIGHTS_NAME, root, missing=partial(_no_weights, folder))
+
+
+def ignored_weights(folder: Path, used: str) -> tuple[str, ...]:
+    """Names of weights files in ``folder`` that stay unread beside the one called ``used``."""
+    return tuple([name for name in (*PICKLES, INDEX_NAME) if name != used and _there(folder, name)])
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """All of the file at ``path``. Raises :class:`InputFileError` above ``limit`` bytes, and for a Git LFS pointer."""
+    descriptor = os.open(path, OPEN_FLAGS)
+    try:
+        length = os.fstat(descriptor).st_size
+        raw = os.read(descriptor, min(length, limit) + 1)
+    finally:
+        os.close(descriptor)
+    refuse_lfs_pointer(path.name, raw)
+    if length > limit or len(raw) > length:
+        raise InputFileError(f"{path.name} is over {limit:,} bytes: that is none of an adapter")
+    return raw
 
 
 def refuse_lfs_pointer(name: str, start: bytes) -> None:
@@ -65,15 +90,41 @@ def refuse_lfs_pointer(name: str, start: bytes) -> None:
         raise InputFileError(f"{name} is a Git LFS pointer{real} that was not fetched: run `git lfs pull`")
 
 
-def _regular(folder: Path, name: str, root: Path | None, missing: str) -> Path:
+def regular_file(folder: Path, name: str, root: Path | None, missing: Callable[[], str] | None = None) -> Path:
+    """``folder / name``, to be opened: a regular file that lies in ``root`` after links are followed.
+
+    Raises :class:`InputFileError` otherwise; ``missing`` words the message for a file that is not there.
+    """
     path = folder / name
-    if not path.exists():
-        raise InputFileError(f"{name} is a link to nothing" if path.is_symlink() else missing)
-    if not path.is_file():
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise InputFileError(f"{name} is a link to nothing") from None
+        raise InputFileError(missing() if missing else f"has no {name}: fetch the adapter again") from None
+    if not stat.S_ISREG(mode):
         raise InputFileError(f"{name} is not a regular file")
     if root is not None and not path.resolve(strict=True).is_relative_to(root.resolve(strict=True)):
         raise InputFileError(f"{name} is a link that leads out of {root}: put the file itself there")
     return path
+
+
+def _no_config(folder: Path) -> str:
+    if not folder.exists():
+        return "does not exist: correct the path"
+    return f"has no {CONFIG_NAME}: it is not an adapter folder" if folder.is_dir() else "is not a folder"
+
+
+def _no_weights(folder: Path) -> str:
+    pickles = [(name, os.lstat(folder / name).st_size) for name in PICKLES if _there(folder, name)]
+    if not pickles:
+        return f"has no {WEIGHTS_NAME}: save the adapter in safetensors format"
+    listed = ", ".join(f"{name} of {size:,} bytes" for name, size in pickles)
+    return f"has only pickled weights ({listed}), which are never opened: convert them to {WEIGHTS_NAME}"
+
+
+def _there(folder: Path, name: str) -> bool:
+    return os.path.lexists(f"{folder}/{name}")
 
 
 def _reason(error: Exception) -> str:

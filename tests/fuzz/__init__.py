@@ -1,0 +1,1 @@
+"""Fuzzing of the readers that see tenants' files."""
