@@ -115,7 +115,7 @@ def test_links_out_of_the_folder_are_refused_and_links_inside_are_not(
     (half / "adapter_model.safetensors").symlink_to(tmp_path / "outside" / "adapter_model.safetensors")
     catalog = catalog_of(tmp_path, {"folder": "scan"})
     assert [entry.name for entry in catalog.entries] == ["current", "v1"]
-    assert catalog.entries[0].folder.digest == catalog.entries[1].folder.digest
+    assert catalog.entries[0].digest == catalog.entries[1].digest
     assert {problem.name for problem in catalog.problems} == {"escape", "half"}
     assert all("leads out of" in problem.reason for problem in catalog.problems)
 

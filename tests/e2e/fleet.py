@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import random
-import shutil
 import signal
 import struct
 import subprocess
@@ -25,15 +24,14 @@ import httpx2
 import openai
 from prometheus_client.parser import text_string_to_metric_families
 
-from loraledger.adapters import read_folder
 from loraledger.engines.emulator_text import Speech
 from loraledger.record.tables import Row
-from support.gateway import GatewayProcess, free_port, replica, tenant
+from support.gateway import GatewayProcess, digest_of, free_port, replica, tenant
 
 TENANTS = ("acme", "birch", "cedar")
 PROMPTS = ("Hello, world", "The capital of France is", "def main():", "Adapters, slots and hosts.")
 TOKENS = 8
-LONG = 2000
+LONG = 7000
 """Tokens of an answer that nobody waits for the end of."""
 
 Series = dict[str, list[tuple[dict[str, str], float]]]
@@ -139,7 +137,7 @@ def settings_for(emulators: Iterable[Emulator], paths: Mapping[str, Path], **mor
 
 def expected_text(adapters: Mapping[str, Path], model: str, prompt: str, tokens: int) -> str:
     """What an emulator says, as ``model``, to ``prompt``: the words of the adapter's own files."""
-    speaker = "base" if model == "base" else f"{model}@{read_folder(model, adapters[model]).digest[:12]}"
+    speaker = "base" if model == "base" else f"{model}@{digest_of(adapters[model])[:12]}"
     return Speech(speaker, prompt).text(tokens)
 
 
@@ -306,8 +304,3 @@ def command(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
     """Run the command line in a process of its own."""
     line = [sys.executable, "-m", "loraledger.cli.main", *words]
     return subprocess.run(line, capture_output=True, text=True, cwd=cwd, env=dict(os.environ), check=False)
-
-
-def remove(path: Path) -> None:
-    """Delete an adapter's files, as a tenant who tidies up would."""
-    shutil.rmtree(path)

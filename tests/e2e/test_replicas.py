@@ -23,7 +23,6 @@ from .fleet import (
     mixed,
     play,
     post,
-    remove,
     settings_for,
     write_adapters,
 )
@@ -81,7 +80,7 @@ def test_streams_on_a_killed_replica_end_with_an_error_and_a_row(
     assert {row["status"] for key, row in rows.items() if key not in lost} == {"ok"}
 
 
-def test_an_adapter_whose_files_vanish_kills_one_replica_at_most_and_is_parked(tmp_path: Path, pair: Pair) -> None:
+def test_an_adapter_whose_copy_vanishes_kills_one_replica_at_most_and_is_parked(tmp_path: Path, pair: Pair) -> None:
     adapters = write_adapters(tmp_path / "adapters", ["doomed", *(f"a{n}" for n in range(6))])
     others = [name for name in adapters if name != "doomed"]
     with GatewayProcess(tmp_path, settings_for(pair, adapters)).start(replicas_up=2) as gateway:
@@ -90,7 +89,7 @@ def test_an_adapter_whose_files_vanish_kills_one_replica_at_most_and_is_parked(t
             for name in adapters:
                 assert ask(gateway, name).error is None
             post(gateway, f"/api/replicas/{spared}/undrain")
-        remove(adapters["doomed"])
+        gateway.lose_copy(adapters["doomed"])
         calls = mixed(others, 12, seed=3)
         calls[6:6] = [Call(f"poison{n}", "acme", "doomed", "Hello", kind) for n, kind in enumerate(("plain", "stream"))]
         made = asyncio.run(play(gateway, calls, at_once=14))

@@ -77,7 +77,10 @@ async def engine() -> AsyncIterator[ScriptedEngine]:
 async def watch(engine: ScriptedEngine) -> AsyncIterator[Watch]:
     started: list[Watched] = []
 
-    async def begin(paths: Callable[[str], str] = "/store/{}".format, **settings: object) -> Watched:
+    def in_store(engine_name: str) -> str:
+        return f"/store/{engine_name.partition('@')[0]}"
+
+    async def begin(paths: Callable[[str], str] = in_store, **settings: object) -> Watched:
         target = ReplicaTarget("gpu-0", engine.url, scrape_interval=30 * MS, probe_timeout=1000 * MS)
         watched = Watched(replace(target, **settings), paths)  # type: ignore[arg-type]
         started.append(watched)
@@ -478,10 +481,10 @@ async def test_load_on_a_down_replica_fails_at_once(engine: ScriptedEngine, watc
 async def test_adapter_without_files_fails_for_good_and_a_broken_catalog_does_not_stop_the_driver(
     engine: ScriptedEngine, watch: Watch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def paths(adapter: str) -> str:
-        if adapter == "alpha":
+    def paths(engine_name: str) -> str:
+        if engine_name == A:
             raise InputFileError("alpha has no weights", code="adapter_unusable")
-        return {"beta": "/store/beta"}[adapter]
+        return {B: "/store/beta"}[engine_name]
 
     watched = await watch(paths=paths)
     watched.driver.perform(Load(1, "gpu-0", "alpha", A))
@@ -489,7 +492,7 @@ async def test_adapter_without_files_fails_for_good_and_a_broken_catalog_does_no
     assert watched.all(CommandFailed)[0].reason == "adapter_unusable: alpha has no weights"
     watched.driver.perform(Load(2, "gpu-0", "gamma", "gamma@000000000002"))
     broken = await watched.nth(CommandFailed, 2)
-    assert (broken.permanent, broken.reason) == (False, "driver_error: KeyError('gamma')")
+    assert (broken.permanent, broken.reason) == (False, "driver_error: KeyError('gamma@000000000002')")
     assert "command 2" in caplog.text
     watched.driver.perform(Load(3, "gpu-0", "beta", B))
     assert (await watched.nth(CommandDone)).command == 3

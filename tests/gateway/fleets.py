@@ -82,6 +82,9 @@ class DrivenGateway:
         self.events.append(event)
         self._conductor.feed(event)
 
+    async def rescan(self) -> dict[str, object]:
+        return {"added": [], "changed": [], "removed": [], "problems": [], "warnings": []}
+
     @property
     def upstream_open(self) -> dict[str, int]:
         return {}

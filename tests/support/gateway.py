@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,8 @@ from typing import Any, Self
 
 import httpx2
 
+from loraledger.adapters import content_digest
+from loraledger.adapters.files import CONFIG_NAME, WEIGHTS_NAME
 from loraledger.conductor.reading import open_record
 from loraledger.config import hash_key
 from loraledger.record.tables import Row, TableName
@@ -38,6 +41,11 @@ def tenant(name: str, adapters: list[str], **more: Any) -> dict[str, Any]:
 def replica(name: str, url: str, **more: Any) -> dict[str, Any]:
     """A replica of the settings with the engine flags that the tests use: 2 slots, 4 host entries."""
     return {"name": name, "url": url, "slots": 2, "host_entries": 4, **more}
+
+
+def digest_of(folder: Path) -> str:
+    """Identity of what an adapter folder holds."""
+    return content_digest([folder / CONFIG_NAME, folder / WEIGHTS_NAME])
 
 
 class GatewayProcess:
@@ -93,6 +101,12 @@ class GatewayProcess:
             if died or time.monotonic() > deadline:
                 raise AssertionError(f"waited for {what}{' (the process died)' if died else ''}:\n{self.log()[-4000:]}")
             time.sleep(0.05)
+
+    def lose_copy(self, adapter: Path) -> None:
+        """Delete the stored copy of the adapter in this folder, as somebody with the operator's rights could."""
+        copy = self.folder / "store" / digest_of(adapter)
+        copy.chmod(0o700)
+        shutil.rmtree(copy)
 
     def log(self) -> str:
         """Everything that it logged."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 import time
 from collections import Counter
 from pathlib import Path
@@ -237,11 +236,10 @@ def test_a_replica_that_is_killed_loses_nothing_that_had_not_begun_to_stream(
     assert "identical" in verified
 
 
-def test_an_adapter_whose_files_vanish_kills_one_replica_at_most_and_is_parked(
+def test_an_adapter_whose_copy_vanishes_kills_one_replica_at_most_and_is_parked(
     tmp_path: Path, model: Model, pair: tuple[Engine, Engine], references: References
 ) -> None:
-    doomed = tmp_path / "doomed"
-    shutil.copytree(model.adapters["a00"], doomed)
+    doomed = model.adapters["a00"]
     adapters = {"doomed": doomed, **{name: model.adapters[name] for name in list(model.adapters)[1:7]}}
     others = [name for name in adapters if name != "doomed"]
     settings = settings_for(pair, adapters, limits={"scrape_interval": "500ms", "retry_ratio": 0.1, "retry_burst": 8})
@@ -249,7 +247,7 @@ def test_an_adapter_whose_files_vanish_kills_one_replica_at_most_and_is_parked(
         asyncio.run(_use_everywhere(gateway, "doomed"))
         for name in ("r1", "r2"):  # each engine forgets its bytes: six others pass through a host cache of four
             asyncio.run(_fill(gateway, name, others))
-        shutil.rmtree(doomed)
+        gateway.lose_copy(doomed)
         outcomes = asyncio.run(_poison_among_bystanders(gateway, others))
         poisoned = [out for out in outcomes if out.model == "doomed"]
         assert all(out.error is not None for out in poisoned)

@@ -1,6 +1,7 @@
-"""Adapters on disk: what a folder holds, its digest, and the catalog of all that may be served."""
+"""Adapters on disk: what a folder holds and costs, whether an engine applies it, its digest, its stored copy, and the catalog."""
 
 from loraledger.adapters.catalog import (
+    CATALOG,
     Catalog,
     CatalogEntry,
     CatalogProblem,
@@ -8,12 +9,15 @@ from loraledger.adapters.catalog import (
 )
 from loraledger.adapters.digest import content_digest
 from loraledger.adapters.folder import AdapterFolder, read_folder
+from loraledger.adapters.store import Store
 
 __all__ = [
+    "CATALOG",
     "AdapterFolder",
     "Catalog",
     "CatalogEntry",
     "CatalogProblem",
+    "Store",
     "build_catalog",
     "content_digest",
     "read_folder",

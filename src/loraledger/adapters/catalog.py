@@ -5,6 +5,11 @@ sub-folder's path refines it (pin, tenants, another public name); otherwise two 
 the second. Names found in a folder pass the same rules as written ones. One bad adapter never stops the rest: it
 becomes a :class:`CatalogProblem` and is not served.
 
+**Taking in** an adapter reads its headers, judges it against each replica's settings (and the base model's shapes, when
+``base.path`` says where they are), and copies its files into the store: engines are only ever given the copy. What no replica
+would apply is not served, because a base answer under an adapter's name is a wrong answer. Rank alone is left to the kernel,
+which knows each replica's limit and tells the caller.
+
 **Who may call.** An adapter that lists tenants belongs to those and no others. One that lists none goes to each tenant
 whose ``adapters`` patterns match its name. Nothing else widens or narrows that.
 """
@@ -16,14 +21,22 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from loraledger.adapters.base import BaseModel, read_base
+from loraledger.adapters.digest import content_digest
+from loraledger.adapters.engine import EngineSettings
 from loraledger.adapters.files import CONFIG_NAME, contained
 from loraledger.adapters.folder import AdapterFolder, read_folder
+from loraledger.adapters.store import Store
+from loraledger.adapters.verdict import Finding, Verdict, judge
 from loraledger.config.checks import is_pattern
 from loraledger.config.names import refused_adapters
-from loraledger.config.schema import AdapterSpec, Settings, Tenant
+from loraledger.config.schema import AdapterSpec, Replica, Settings, Tenant
 from loraledger.errors import ConfigError, InputFileError
+
+CATALOG: Final = "catalog"
+"""Holder of every stored copy that an entry is served from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +45,11 @@ class CatalogEntry:
 
     name: str
     folder: AdapterFolder
+    """As the tenant wrote it."""
+    digest: str
+    """Identity of the content, 64 hex digits."""
+    path: Path
+    """What engines are given: the copy in the store, or the folder itself where nothing will be served."""
     tenants: tuple[str, ...]
     """Names of the tenants that may call it, in the order of the settings."""
     pin: bool
@@ -60,31 +78,90 @@ class Catalog:
     warnings: tuple[str, ...]
 
 
-def build_catalog(settings: Settings) -> Catalog:
-    """Read all adapters of ``settings``. Blocks on the disk: every weights file is read once for its digest.
+def build_catalog(settings: Settings, store: Store | None = None) -> Catalog:
+    """Read all adapters of ``settings`` and copy what is new into ``store``. Blocks on the disk.
 
-    Raises :class:`ConfigError` when the adapter folder itself cannot be listed.
+    Without a store nothing is copied: the answer is for looking at, not for serving. Raises :class:`ConfigError` when the adapter
+    folder cannot be listed, :class:`InputFileError` when ``base.path`` holds no base model.
     """
     folder = settings.adapters.folder
+    base = None if settings.base.path is None else read_base(settings.base.path)
     specs = [*settings.adapters.list]
     problems: list[CatalogProblem] = []
     if folder is not None:
         specs += _found(folder, specs, problems)
     refused = refused_adapters([spec.name for spec in specs], settings.base.names)
     entries: list[CatalogEntry] = []
+    warnings: list[str] = []
     for index, spec in enumerate(specs):
         listed = index < len(settings.adapters.list)
         try:
             if index in refused:
                 raise InputFileError(f"the name {refused[index]}")
-            read = read_folder(spec.name, spec.path, root=None if listed else folder)
+            root = None if listed else folder
+            read = read_folder(spec.name, spec.path, root=root)
+            warnings += _judged(read, base, settings.replicas)
+            entries.append(_entry(spec, read, root, settings.tenants, store))
         except InputFileError as error:
             problems.append(CatalogProblem(spec.name, spec.path, error.message))
-            continue
-        entries.append(CatalogEntry(spec.name, read, granted(spec, settings.tenants), spec.pin, spec.replicas))
     if folder is not None:
         problems += _grants_to_nothing(settings.tenants, {spec.name for spec in specs}, folder)
-    return Catalog(tuple(entries), tuple(problems), tuple(_warnings(entries, settings, {spec.name for spec in specs})))
+    warnings += _warnings(entries, settings, {spec.name for spec in specs})
+    return Catalog(tuple(entries), tuple(problems), tuple(warnings))
+
+
+def engine_settings(replica: Replica) -> EngineSettings:
+    """How the engine of ``replica`` was started, in the words of this room."""
+    return EngineSettings(
+        max_loras=replica.slots,
+        max_lora_rank=replica.max_rank,
+        max_cpu_loras=replica.host_entries,
+        tensor_parallel=replica.tensor_parallel,
+        fully_sharded_loras=replica.fully_sharded_loras,
+        lora_target_modules=replica.lora_target_modules,
+        lora_dtype=replica.lora_dtype,
+    )
+
+
+def _entry(
+    spec: AdapterSpec, read: AdapterFolder, root: Path | None, tenants: Iterable[Tenant], store: Store | None
+) -> CatalogEntry:
+    if read.sharded:
+        raise InputFileError("its weights are in several files, which engines do not read: save them as one")
+    if store is None:
+        digest, path = content_digest(read.files), read.path
+    else:
+        stored = store.admit(*read.files, root=root, holder=CATALOG)
+        digest, path = stored.digest, stored.path
+        if read_folder(spec.name, path).layout_id != read.layout_id:  # what was judged must be what is served
+            raise InputFileError("changed while it was taken in: have the folders read again")
+    return CatalogEntry(spec.name, read, digest, path, granted(spec, tenants), spec.pin, spec.replicas)
+
+
+def _judged(read: AdapterFolder, base: BaseModel | None, replicas: Iterable[Replica]) -> Iterator[str]:
+    """Warnings about the adapter. Raises :class:`InputFileError` when no replica would load and apply it."""
+    engines = dict.fromkeys(engine_settings(replica) for replica in replicas)
+    verdicts = [judge(read, base, engine) for engine in engines]
+    useless = [reason for verdict in verdicts if (reason := _uselessness(verdict)) is not None]
+    if len(useless) == len(verdicts):
+        raise InputFileError(f"no replica would apply it: {useless[0].message}" + _remedy(useless[0]))
+    best = next(verdict for verdict in verdicts if _uselessness(verdict) is None)
+    for finding in best.findings:
+        if finding.effect == "drop":
+            yield f"adapter {read.name!r}: {finding.message}{_remedy(finding)}"
+
+
+def _uselessness(verdict: Verdict) -> Finding | None:
+    for finding in verdict.findings:
+        if finding.effect == "refuse" and finding.rule != "rank_over_max":
+            return finding
+    if verdict.outcome == "changes_nothing":
+        return next((f for f in verdict.findings if f.effect == "drop"), verdict.findings[0])
+    return None
+
+
+def _remedy(finding: Finding) -> str:
+    return f": {finding.remedy}" if finding.remedy else ""
 
 
 def granted(spec: AdapterSpec, tenants: Iterable[Tenant]) -> tuple[str, ...]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from loraledger.cli.options import ConfigOption, JsonOption, RecordOption, load_settings, record_directory
+from loraledger.cli.ask import ask_gateway
+from loraledger.cli.options import ConfigOption, JsonOption, RecordOption, record_directory
 from loraledger.cli.output import between, print_json, print_table, seconds
+from loraledger.errors import TargetError
 from loraledger.record.tables import Row
 
 app = typer.Typer(
@@ -129,26 +130,9 @@ def tenants(config: ConfigOption = None, as_json: JsonOption = False) -> None:
 
 def _from_gateway(what: str, config: Path | None) -> list[dict[str, Any]]:
     """A list of the control plane. Raises ``TargetError`` when no gateway answers."""
-    import httpx2
-
-    from loraledger.config import resolve_secrets
-    from loraledger.errors import TargetError
-
-    settings = load_settings(config).settings
-    key = resolve_secrets(settings, os.environ).control_key
-    host = f"[{settings.control.host}]" if ":" in settings.control.host else settings.control.host
-    url = f"http://{host}:{settings.control.port}/api/{what}"
-    headers = {} if key is None else {"authorization": f"Bearer {key}"}
-    try:
-        reply = httpx2.get(url, headers=headers, timeout=10.0, trust_env=False)
-    except httpx2.HTTPError as error:
-        raise TargetError(f"no gateway answers at {url}: {error}; start it with `loraledger serve`") from error
-    if reply.status_code != 200:
-        raise TargetError(f"{url} answered {reply.status_code}: {reply.text[:300]}")
-    try:
-        items: list[dict[str, Any]] = reply.json()[what]
-    except (ValueError, KeyError, TypeError) as error:
-        raise TargetError(f"{url} is not a gateway's control plane: correct control.port") from error
+    items = ask_gateway("GET", what, config).get(what)
+    if not isinstance(items, list):
+        raise TargetError("what answers is not a gateway's control plane: correct control.port")
     return items
 
 

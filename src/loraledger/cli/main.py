@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from loraledger import __version__
-from loraledger.cli import check, config, emulate, explain, get, serve, verify
+from loraledger.cli import adapters, check, config, emulate, explain, get, serve, verify
 from loraledger.cli.demo import demo
 from loraledger.errors import LedgerError
 
@@ -32,6 +32,7 @@ app.command("demo")(demo)
 app.add_typer(get.app, name="get")
 app.command("explain")(explain.explain)
 app.command("verify")(verify.verify)
+app.add_typer(adapters.app, name="adapters")
 app.add_typer(config.app, name="config")
 app.command("emulate")(emulate.emulate)
 

@@ -97,6 +97,12 @@ def _adapters(settings: Settings) -> Iterator[Problem]:
             if name not in tenants:
                 where: Where = ("adapters", "list", index, "tenants", position)
                 yield Problem(where, f"{name!r} is no tenant{nearest(name, tenants)}")
+    folder, store = settings.adapters.folder, settings.adapters.store
+    if folder is not None and (store.is_relative_to(folder) or folder.is_relative_to(store)):
+        # Whoever may write into the folder could write into the copies.
+        yield Problem(
+            ("adapters", "store"), f"{store} and adapters.folder must lie beside each other: choose another place"
+        )
 
 
 def _tenants(settings: Settings) -> Iterator[Problem]:

@@ -120,6 +120,10 @@ class Base(Section):
     names: tuple[str, ...] = Field(
         description="Names under which the engines serve the base model; the first is the main one, the rest aliases."
     )
+    path: LocalPath | None = _setting(
+        None,
+        "Folder with the base model's config.json. With it, adapters are judged by their shapes before any engine is asked.",
+    )
 
 
 class Listen(Section):
@@ -171,6 +175,14 @@ class Replica(Section):
         description="Adapters in the engine's host cache: its max_cpu_loras. Default: slots; best twice that or more.",
     )
     max_rank: MaxRank = _setting(64, "The engine's max_lora_rank; adapters above it cannot be served.")
+    tensor_parallel: Count = _setting(1, "Rank processes that share the model: its tensor_parallel_size.", ge=1)
+    fully_sharded_loras: Flag = _setting(False, "The engine's fully_sharded_loras: both halves of an adapter are cut.")
+    lora_target_modules: tuple[str, ...] | None = _setting(
+        None, "The engine's lora_target_modules: other modules of an adapter are not applied. null: all are."
+    )
+    lora_dtype: Literal["auto", "float16", "bfloat16"] = _setting(
+        "auto", "The engine's lora_dtype; auto: the base model's type."
+    )
     max_seqs: Count = _setting(256, "Sequences that the engine runs at once: its max_num_seqs.", ge=1)
     max_in_flight: Count = Field(
         default_factory=lambda known: 2 * known.get("max_seqs", 1),
@@ -223,6 +235,13 @@ class Adapters(Section):
     )
     list: tuple[AdapterSpec, ...] = _setting(
         (), "Adapters by name; an entry may also refine one that the folder holds."
+    )
+    store: LocalPath = _setting(
+        "store",
+        "Folder of the gateway's own copies, by content. Engines read these and nothing else: they must see it (path_map).",
+    )
+    store_bytes: Bytes | None = _setting(
+        None, "Most bytes that the copies may take; an adapter that does not fit is not served. null: no limit.", ge=1
     )
 
 
@@ -290,6 +309,9 @@ class Limits(Section):
     park: DurationNs = _setting("10m", "How long an adapter that took an engine down stays parked.")
     loads_per_minute: Count = _setting(120, "New placements that a policy may make on one replica in a minute.", ge=1)
     metrics_adapters: Count = _setting(1000, "Distinct adapters in metric labels; later ones count as 'other'.", ge=1)
+    store_sweep: DurationNs = _setting(
+        "1m", "Time between two looks for stored copies that nothing reads any more.", ge=1
+    )
     scrape_interval: DurationNs = _setting("1s", "Time between two samples of a replica's metrics.", ge=1)
 
 

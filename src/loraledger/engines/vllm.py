@@ -53,7 +53,7 @@ _MIN_GAP = 50_000_000
 class VllmDriver:
     """One vLLM replica.
 
-    ``paths`` gives the local folder of an adapter's current weights by its public name; a ``LedgerError`` that it raises
+    ``paths`` gives the local folder of one version of an adapter by its engine-side name; a ``LedgerError`` that it raises
     fails the load for good, with its code as the reason.
     """
 
@@ -226,7 +226,7 @@ class VllmDriver:
     async def _carry_out(self, command: Load | Evict) -> LoadVerdict:
         if isinstance(command, Evict):
             return await self._api.unload(command.engine_name)
-        path = map_path(self._paths(command.adapter), self._target.path_map)
+        path = map_path(self._paths(command.engine_name), self._target.path_map)
         return await self._api.load(command.engine_name, path)
 
 

@@ -46,7 +46,7 @@ def adapter_specs(catalog: Catalog) -> tuple[AdapterSpec, ...]:
     return tuple(
         AdapterSpec(
             entry.name,
-            entry.folder.digest,
+            entry.digest,
             entry.folder.rank,
             entry.folder.bytes_disk,
             entry.tenants,

@@ -101,6 +101,10 @@ class ControlPort(Protocol):
         """What a Prometheus scrape reads."""
         ...
 
+    async def rescan(self) -> Mapping[str, object]:
+        """Read the adapters' folders again; returns the names added, changed and removed, and what could not be taken in."""
+        ...
+
     @property
     def upstream_open(self) -> Mapping[str, int]:
         """By replica, the connections that requests have: what the kernel's counts are held against."""
@@ -114,7 +118,7 @@ class Where(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a drain: none, or ``{}``."""
+    """Body of a drain or a rescan: none, or ``{}``."""
 
 
 def control_app(plane: ControlPort) -> Starlette:
@@ -134,6 +138,7 @@ def control_app(plane: ControlPort) -> Starlette:
         Route("/api/adapters/{name:path}/load", api.load, methods=["POST"]),
         Route("/api/adapters/{name:path}/unload", api.unload, methods=["POST"]),
         Route("/api/adapters/{name:path}", api.adapter),
+        Route("/api/rescan", api.rescan, methods=["POST"]),
         Route("/api/tenants", api.tenants),
         Route("/api/requests", api.requests),
         Route("/api/decisions", api.decisions),
@@ -220,6 +225,10 @@ class _Control:
 
     async def undrain(self, request: Request) -> Response:
         return await self._drain(request, on=False)
+
+    async def rescan(self, request: Request) -> Response:
+        await read_body(request, Nothing)
+        return json_answer(dict(await self._plane.rescan()))
 
     async def load(self, request: Request) -> Response:
         """Ask each replica that is up, or the one named, to register an adapter."""

@@ -23,7 +23,7 @@ from pathlib import Path
 import uvicorn
 
 from loraledger import __version__
-from loraledger.adapters import Catalog, build_catalog
+from loraledger.adapters import Catalog
 from loraledger.conductor.conductor import Conductor
 from loraledger.conductor.fold import Emitted, FoldState, RowFold
 from loraledger.conductor.reading import last_state
@@ -37,6 +37,7 @@ from loraledger.gateway.control import control_app
 from loraledger.gateway.listener import DataPlane
 from loraledger.gateway.metrics import GatewayMetrics
 from loraledger.gateway.performer import LivePerformer
+from loraledger.gateway.shelf import Shelf, differences, names_of
 from loraledger.kernel.carry import carry_over
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.state import FleetState
@@ -55,7 +56,7 @@ class Gateway:
     def __init__(self, settings: Settings, env: Mapping[str, str]) -> None:
         self.settings = settings
         self.secrets: Secrets = resolve_secrets(settings, env)
-        self.catalog: Catalog = build_catalog(settings)
+        self.shelf = Shelf(settings)
         self.config_digest = assemble.config_digest(settings)
         self.clock = WallClock()
         self.draining = False
@@ -69,14 +70,21 @@ class Gateway:
         self._alarm_handle: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._control: uvicorn.Server | None = None
+        self._rescanning = asyncio.Lock()
 
     @property
     def state(self) -> FleetState:
         """What the kernel knows."""
         return self.conductor.fleet.state
 
+    @property
+    def catalog(self) -> Catalog:
+        """The adapters that are served."""
+        return self.shelf.catalog
+
     def feed(self, event: Event) -> None:
         """Tell the conductor what happened."""
+        self.shelf.observe(event)
         if isinstance(event, ReplicaUp | ReplicaDown | CommandFailed):
             self._log(event)
         self.conductor.feed(event)
@@ -120,7 +128,7 @@ class Gateway:
         self.plane = self._performer.plane = plane
         drivers = {
             replica.name: VllmDriver(
-                assemble.target_of(replica, self.settings, self.secrets), self.feed, self.clock, self._path_of
+                assemble.target_of(replica, self.settings, self.secrets), self.feed, self.clock, self.shelf.path_of
             )
             for replica in self.settings.replicas
         }
@@ -131,6 +139,7 @@ class Gateway:
             self._supervise(f"driver of {name}", driver.run)
         self._supervise("journal sync", self._sync)
         self._supervise("compaction", self._compact)
+        self._supervise("sweep of the store", self._sweep)
         await self._start_control(control)
 
     async def stop(self) -> None:
@@ -149,6 +158,33 @@ class Gateway:
         if self.journal is not None:
             self.conductor.journal = None
             await asyncio.to_thread(self.journal.close)
+        self.shelf.close()
+
+    async def rescan(self) -> Mapping[str, object]:
+        """Read the adapters' folders again and serve what they hold now; returns what changed and what could not be taken in."""
+        async with self._rescanning:
+            fresh = await asyncio.to_thread(self.shelf.read)
+            events = differences(self.state, fresh, self.clock())
+            names = names_of(events, self.state)
+            self.shelf.swap(fresh)
+            for event in events:
+                self.feed(event)
+            if self.plane is not None:
+                self.plane.access = assemble.access_of(self.settings, fresh, self.clock() // NS_PER_S)
+            for name in names["removed"]:
+                self.metrics.forget(name)
+        return {**names, "problems": [str(problem) for problem in fresh.problems], "warnings": list(fresh.warnings)}
+
+    async def _sweep(self) -> None:
+        """Remove stored copies that no replica can read any more."""
+        while True:
+            await asyncio.sleep(self.settings.limits.store_sweep / NS_PER_S)
+            async with self._rescanning:
+                sent = (row.digest for row in self.conductor.fold.state.open.values() if row.digest is not None)
+                self.shelf.sweep(self.state, sent)
+                removed = await asyncio.to_thread(self.shelf.collect)
+            if removed:
+                log.info("%d stored copies that nothing reads any more were removed", len(removed))
 
     @property
     def _drain_s(self) -> float:
@@ -216,12 +252,6 @@ class Gateway:
         if at is not None:
             delay = max(0.0, (at - self.clock()) / NS_PER_S)
             self._alarm_handle = asyncio.get_running_loop().call_later(delay, self.conductor.wake)
-
-    def _path_of(self, adapter: str) -> str:
-        for entry in self.catalog.entries:
-            if entry.name == adapter:
-                return str(entry.folder.path)
-        raise InputFileError(f"the adapter {adapter!r} is not in the catalog", code="adapter_unknown")
 
     def _supervise(self, name: str, job: Callable[[], Awaitable[None]]) -> None:
         async def keep_going() -> None:

@@ -1,0 +1,200 @@
+"""Which stored copies a gateway keeps, gives up, and what a reread of the folders changes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.fleet import write_adapter
+from loraledger.config import Settings, hash_key, settings_from
+from loraledger.errors import ConfigError, InputFileError
+from loraledger.events import AdapterDeclared, AdapterRetired, ReplicaSampled, ReplicaUp, engine_name
+from loraledger.gateway.assemble import fleet_settings
+from loraledger.gateway.shelf import Shelf, differences, names_of
+from loraledger.kernel.fleet import Fleet
+
+
+def settings(tmp_path: Path, **adapters: object) -> Settings:
+    return settings_from(
+        {
+            "base": {"names": ["base"]},
+            "replicas": [
+                {"name": n, "url": f"http://127.0.0.1:800{i}", "slots": 2} for i, n in enumerate(("r1", "r2"))
+            ],
+            "adapters": {"folder": "scan", **adapters},
+            "tenants": [{"name": "acme", "key_hashes": [hash_key("k")], "adapters": ["*"]}],
+        },
+        root=tmp_path,
+    )
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    folder = tmp_path / "scan"
+    for name in ("a", "b"):
+        write_adapter(folder, name)
+    return folder
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, scan: Path) -> Iterator[Shelf]:
+    shelf = Shelf(settings(tmp_path))
+    yield shelf
+    shelf.close()
+
+
+def listing(replica: str, *names: str) -> ReplicaSampled:
+    return ReplicaSampled(1, replica, 1, 0, 0, 0.0, None, None, names)
+
+
+def digest_of(shelf: Shelf, name: str) -> str:
+    return next(entry.digest for entry in shelf.catalog.entries if entry.name == name)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_engines_are_given_the_copy_and_never_the_folder(shelf: Shelf, scan: Path, tmp_path: Path) -> None:
+    digest = digest_of(shelf, "a")
+    path = Path(shelf.path_of(engine_name("a", digest, 3)))
+    assert path == tmp_path / "store" / digest
+    before = (path / "adapter_model.safetensors").read_bytes()
+    shutil.rmtree(scan / "a")
+    assert (path / "adapter_model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["a@000000000000", "a", "sql@main"])
+def test_a_version_that_the_store_does_not_have_is_refused(shelf: Shelf, name: str) -> None:
+    with pytest.raises(InputFileError, match="the store has no files of"):
+        shelf.path_of(name)
+
+
+def test_the_store_belongs_to_one_gateway(shelf: Shelf, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="store"):
+        Shelf(settings(tmp_path))
+
+
+def test_a_reread_tells_what_is_new_changed_and_gone(shelf: Shelf, scan: Path, tmp_path: Path) -> None:
+    state = Fleet(fleet_settings(settings(tmp_path), shelf.catalog)).state
+    old = digest_of(shelf, "a")
+    edit(scan / "a", revision="a2")
+    shutil.rmtree(scan / "b")
+    write_adapter(scan, "c")
+    fresh = shelf.read()
+    events = differences(state, fresh, 7)
+    assert [type(event) for event in events] == [AdapterRetired, AdapterDeclared, AdapterDeclared]
+    assert names_of(events, state) == {"added": ["c"], "changed": ["a"], "removed": ["b"]}
+    shelf.swap(fresh)
+    assert digest_of(shelf, "a") != old
+    assert differences(state, shelf.catalog, 7) == events
+    assert (tmp_path / "store" / old).is_dir(), "a replica may still read the old version"
+
+
+def test_an_adapter_that_became_unreadable_keeps_its_last_good_version(
+    shelf: Shelf, scan: Path, tmp_path: Path
+) -> None:
+    state = Fleet(fleet_settings(settings(tmp_path), shelf.catalog)).state
+    digest = digest_of(shelf, "a")
+    (scan / "a" / "adapter_model.safetensors").write_bytes(b"half an uplo")
+    fresh = shelf.read()
+    assert [problem.name for problem in fresh.problems] == ["a"]
+    assert differences(state, fresh, 7) == []
+    shelf.swap(fresh)
+    assert digest_of(shelf, "a") == digest
+
+
+def retire_a(shelf: Shelf, scan: Path) -> str:
+    """Take ``a`` out of the catalog; returns the digest that it had."""
+    digest = digest_of(shelf, "a")
+    shutil.rmtree(scan / "a")
+    shelf.swap(shelf.read())
+    return digest
+
+
+def test_a_copy_goes_when_every_replica_was_heard_and_none_lists_it(shelf: Shelf, scan: Path, tmp_path: Path) -> None:
+    state = Fleet(fleet_settings(settings(tmp_path), shelf.catalog)).state
+    digest = retire_a(shelf, scan)
+    shelf.observe(ReplicaUp(1, "r1", 1, (engine_name("a", digest),)))
+    shelf.sweep(state, ())
+    assert shelf.collect() == (), "r2 was never heard"
+    shelf.observe(listing("r2", "someone-elses"))
+    shelf.sweep(state, ())
+    assert shelf.collect() == (), "r1 lists it"
+    shelf.observe(listing("r1"))
+    shelf.sweep(state, [digest])
+    assert shelf.collect() == (), "a request for it is open"
+    shelf.sweep(state, ())
+    assert shelf.collect() == (digest,)
+    assert set(shelf.store.entries) == {digest_of(shelf, "b")}
+
+
+def test_a_copy_whose_load_is_under_way_stays(shelf: Shelf, scan: Path, tmp_path: Path) -> None:
+    fleet = Fleet(fleet_settings(settings(tmp_path), shelf.catalog))
+    for replica in ("r1", "r2"):
+        up = ReplicaUp(1, replica, 1, ())
+        fleet.step(up)
+        shelf.observe(up)
+    digest = digest_of(shelf, "a")
+    spec = fleet.state.adapters["a"].spec
+    fleet.step(AdapterDeclared(2, type(spec)(spec.name, spec.digest, spec.rank, spec.bytes, spec.tenants, -1)))
+    assert fleet.state.replicas["r1"].registrations["a"].state == "loading"
+    retire_a(shelf, scan)
+    shelf.sweep(fleet.state, ())
+    assert shelf.collect() == ()
+    assert digest in shelf.store.entries
+
+
+def test_what_is_served_is_never_removed(shelf: Shelf, tmp_path: Path) -> None:
+    state = Fleet(fleet_settings(settings(tmp_path), shelf.catalog)).state
+    for replica in ("r1", "r2"):
+        shelf.observe(listing(replica))
+    shelf.sweep(state, ())
+    assert shelf.collect() == ()
+    assert len(shelf.store.entries) == 2
+
+
+def test_copies_of_an_earlier_process_stay_until_the_replicas_were_heard(scan: Path, tmp_path: Path) -> None:
+    first = Shelf(settings(tmp_path))
+    digest = digest_of(first, "a")
+    first.close()
+    shutil.rmtree(scan / "a")
+    second = Shelf(settings(tmp_path))
+    try:
+        state = Fleet(fleet_settings(settings(tmp_path), second.catalog)).state
+        second.sweep(state, ())
+        assert second.collect() == ()
+        for replica in ("r1", "r2"):
+            second.observe(listing(replica))
+        second.sweep(state, ())
+        assert second.collect() == (digest,)
+    finally:
+        second.close()
+
+
+def test_an_adapter_that_does_not_fit_the_store_is_a_problem_and_the_rest_is_served(scan: Path, tmp_path: Path) -> None:
+    size = sum(path.stat().st_size for path in (scan / "a").iterdir())
+    shelf = Shelf(settings(tmp_path, store_bytes=size + 10))
+    try:
+        assert [entry.name for entry in shelf.catalog.entries] == ["a"]
+        (problem,) = shelf.catalog.problems
+        assert problem.name == "b"
+        assert "store" in problem.reason
+    finally:
+        shelf.close()
+
+
+def test_what_no_replica_would_apply_is_not_served(scan: Path, tmp_path: Path) -> None:
+    edit(scan / "a", use_dora=True)
+    shelf = Shelf(settings(tmp_path))
+    try:
+        (problem,) = shelf.catalog.problems
+        assert (problem.name, "DoRA" in problem.reason) == ("a", True)
+        assert len(shelf.store.entries) == 1
+    finally:
+        shelf.close()
