@@ -1,0 +1,194 @@
+"""Events: what happened. Each carries its own time ``at``, ns since the Unix epoch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loraledger.events.words import AdapterSpec, Measured, Status, Tier
+
+
+class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
+    at: int
+
+
+class RequestArrived(_Event, frozen=True):
+    """A request passed the edge: authenticated, its model granted. ``prompt_tokens`` is the edge's estimate."""
+
+    request: str
+    tenant: str
+    adapter: str | None
+    prompt_tokens: int
+    max_tokens: int | None
+    stream: bool
+    path: str
+    client_id: str | None = None
+    received: int | None = None
+    """When its first byte came; the body takes time to arrive. ``None``: the same as ``at``."""
+
+
+class RequestDispatched(_Event, frozen=True):
+    """The request's bytes were handed to a connection of its replica."""
+
+    request: str
+    attempt: int
+
+
+class RequestFirstToken(_Event, frozen=True):
+    """First generated content on any channel (text, reasoning, tool call) reached the boundary."""
+
+    request: str
+
+
+class RequestFinished(_Event, frozen=True):
+    """The answer ended, well or not; bytes may have reached the client. Nothing more will come of this request."""
+
+    request: str
+    status: Status
+    http_status: int | None
+    reason: str | None
+    measured: Measured
+
+
+class RequestCancelled(_Event, frozen=True):
+    """The client went away, wherever the request was."""
+
+    request: str
+    measured: Measured
+
+
+class AttemptFailed(_Event, frozen=True):
+    """One attempt failed before any byte reached the client, so the kernel may choose again."""
+
+    request: str
+    attempt: int
+    status: Status
+    http_status: int | None
+    reason: str
+
+
+class CommandDone(_Event, frozen=True):
+    """A command that has an ``id`` was carried out. ``took`` is its own duration."""
+
+    command: int
+    took: int
+
+
+class CommandFailed(_Event, frozen=True):
+    """A command was refused or broke. ``permanent``: only new files or new engine settings can mend it."""
+
+    command: int
+    reason: str
+    permanent: bool
+
+
+class LoadObserved(_Event, frozen=True):
+    """The engine itself reported bytes moving from disk to its host cache."""
+
+    replica: str
+    engine_name: str
+    took: int | None
+
+
+class ActivationObserved(_Event, frozen=True):
+    """The engine itself reported an adapter copied into a slot."""
+
+    replica: str
+    engine_name: str
+    took: int | None
+
+
+class EvictionObserved(_Event, frozen=True):
+    """The engine itself reported an adapter leaving a tier."""
+
+    replica: str
+    engine_name: str
+    tier: Tier
+
+
+class ScrapeStarted(_Event, frozen=True):
+    """A scrape of this replica begins: what is sent after this is not in its answer."""
+
+    replica: str
+
+
+class ReplicaSampled(_Event, frozen=True):
+    """One scrape's figures, true at ``scrape_start``. ``kv_usage`` is a share of blocks, 0 to 1."""
+
+    replica: str
+    scrape_start: int
+    running: int | None
+    waiting: int | None
+    kv_usage: float | None
+    kv_tokens: int | None
+    active: tuple[str, ...] | None = None
+    registered: tuple[str, ...] | None = None
+
+
+class ReplicaUp(_Event, frozen=True):
+    """The engine answers. Another ``process_start`` than before means that it restarted and forgot its adapters."""
+
+    replica: str
+    process_start: int | None
+    registered: tuple[str, ...]
+    engine_version: str | None = None
+
+
+class ReplicaDown(_Event, frozen=True):
+    """The engine does not answer, or says that it is dead."""
+
+    replica: str
+    reason: str
+
+
+class AdapterDeclared(_Event, frozen=True):
+    """An adapter is new in the catalog, or has new files (another digest)."""
+
+    adapter: AdapterSpec
+
+
+class AdapterRetired(_Event, frozen=True):
+    """An adapter left the catalog."""
+
+    name: str
+
+
+class DrainAsked(_Event, frozen=True):
+    """An operator takes a replica out of (``on``) or back into routing."""
+
+    replica: str
+    on: bool
+
+
+class LoadAsked(_Event, frozen=True):
+    """An operator wants an adapter registered on a replica now."""
+
+    adapter: str
+    replica: str
+
+
+class UnloadAsked(_Event, frozen=True):
+    """An operator wants a replica to forget an adapter."""
+
+    adapter: str
+    replica: str
+
+
+class GatewayStarted(_Event, frozen=True):
+    """A new gateway process took over this state: what was open in the old one is lost, what was learnt is kept."""
+
+    version: str
+    config_digest: str
+
+
+class Wake(_Event, frozen=True):
+    """The time that the kernel asked to be stepped at has come."""
+
+
+# fmt: off
+Event = (
+    RequestArrived | RequestDispatched | RequestFirstToken | RequestFinished | RequestCancelled | AttemptFailed
+    | CommandDone | CommandFailed | LoadObserved | ActivationObserved | EvictionObserved
+    | ScrapeStarted | ReplicaSampled | ReplicaUp | ReplicaDown
+    | AdapterDeclared | AdapterRetired | DrainAsked | LoadAsked | UnloadAsked | GatewayStarted | Wake
+)
+# fmt: on
