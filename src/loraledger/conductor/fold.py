@@ -13,44 +13,13 @@ from __future__ import annotations
 import msgspec
 
 from loraledger import events as ev
+from loraledger.conductor.rows import Closed, OpenRow, ReplicaView, add_steps, request_columns, sample_row
 from loraledger.record.tables import Row, TableName
+from loraledger.units import NS_PER_S
 
 Emitted = list[tuple[TableName, Row]]
-
-
-class OpenRow(msgspec.Struct):
-    """A request that has not ended. Times in ns since the epoch; ``queued`` is what it spent in the gateway queue so far."""
-
-    id: str
-    client_id: str | None
-    tenant: str
-    adapter: str | None
-    arrived: int
-    stream: bool
-    path: str
-    predicted: int
-    queue_since: int | None = None
-    queued: int | None = None
-    load_on: str | None = None
-    load_start: int | None = None
-    load_end: int | None = None
-    dispatched: int | None = None
-    attempt: int = 0
-    replica: str | None = None
-    decision: ev.Decision | None = None
-    digest: str | None = None
-    """Of the files that answer it: an adapter may get new ones while it runs."""
-
-
-class ReplicaView(msgspec.Struct):
-    """What the fold must know of one replica to write its samples and its requests' rows."""
-
-    version: str | None = None
-    process_start: int | None = None
-    in_flight: int = 0
-    at_mark: int = 0
-    mark: int = 0
-    slots: dict[str, None] = {}
+ENGINE_WAIT = 3 * NS_PER_S
+"""How long a finished row waits for what the engine's probe tells of it: a probe is read each 50 to 100 ms."""
 
 
 class FoldState(msgspec.Struct):
@@ -66,6 +35,8 @@ class FoldState(msgspec.Struct):
     """``replica adapter`` to the start of the load in hand."""
     digests: dict[str, str] = {}
     replicas: dict[str, ReplicaView] = {}
+    closing: dict[str, Closed] = {}
+    """Ended, the longest ago first."""
 
 
 class RowFold:
@@ -78,6 +49,8 @@ class RowFold:
         """Take in one step of the kernel; returns the rows that are complete now."""
         out: Emitted = []
         at = event.at
+        if self.state.closing:
+            self._expire(at, out)
         self._before(event, out)
         for change in changes:
             out.append(("residency", self._residency(at, change)))
@@ -87,16 +60,21 @@ class RowFold:
 
     def close_open(self) -> Emitted:
         """Rows of all open requests, as left by a process that is gone."""
-        rows: Emitted = [
+        rows: Emitted = [("requests", self._closed(closed)) for closed in self.state.closing.values()]
+        rows += [
             ("requests", self._row(row, ev.Measured(), "gateway_crashed", None, "the gateway stopped", None))
             for row in self.state.open.values()
         ]
+        self.state.closing.clear()
         self.state.open.clear()
         return rows
 
     def open_rows(self) -> Emitted:
-        """Rows of the requests that are open now; their ``status`` is null."""
-        return [("requests", self._row(row, ev.Measured(), None, None, None, None)) for row in self.state.open.values()]
+        """Rows of the requests that are open now, their ``status`` null; and of those that ended and wait for a probe."""
+        ended: Emitted = [("requests", self._closed(closed)) for closed in self.state.closing.values()]
+        return ended + [
+            ("requests", self._row(row, ev.Measured(), None, None, None, None)) for row in self.state.open.values()
+        ]
 
     def _before(self, event: ev.Event, out: Emitted) -> None:
         match event:
@@ -129,6 +107,8 @@ class RowFold:
                 self._load_ended(event.at, event.command)
             case ev.ReplicaUp() | ev.ReplicaDown() | ev.ScrapeStarted() | ev.ReplicaSampled():
                 self._replica(event, out)
+            case ev.TiersObserved() | ev.StepsObserved() | ev.ProbeLost() | ev.EngineFinished():
+                self._probed(event, out)
             case ev.AdapterDeclared():
                 self.state.digests[event.adapter.name] = event.adapter.digest
             case ev.GatewayStarted():
@@ -138,6 +118,7 @@ class RowFold:
                 self.state.load_starts.clear()
                 for view in self.state.replicas.values():
                     view.in_flight = view.at_mark = 0
+                    view.probed = False
             case _:
                 pass
 
@@ -216,7 +197,44 @@ class RowFold:
         replica = row.replica
         self._leave(row)
         row.replica = replica
-        out.append(("requests", self._row(row, measured, status, http_status, reason, at)))
+        closed = Closed(row, measured, status, http_status, reason, at)
+        probed = replica is not None and self.state.replicas[replica].probed
+        if probed and status == "ok" and row.engine is None:
+            self.state.closing[request] = closed
+        else:
+            out.append(("requests", self._closed(closed)))
+
+    def _closed(self, closed: Closed) -> Row:
+        return self._row(closed.row, closed.measured, closed.status, closed.http_status, closed.reason, closed.finished)
+
+    def _expire(self, at: int, out: Emitted, replica: str | None = None) -> None:
+        """Rows that waited long enough; with ``replica`` all of its rows, because its probe will tell no more."""
+        for request, closed in list(self.state.closing.items()):
+            if closed.row.replica == replica or at - closed.finished >= ENGINE_WAIT:
+                del self.state.closing[request]
+                out.append(("requests", self._closed(closed)))
+            elif replica is None:
+                return
+
+    def _probed(
+        self, event: ev.TiersObserved | ev.StepsObserved | ev.ProbeLost | ev.EngineFinished, out: Emitted
+    ) -> None:
+        view = self.state.replicas.setdefault(event.replica, ReplicaView())
+        match event:
+            case ev.TiersObserved():
+                view.probed = True
+            case ev.StepsObserved():
+                add_steps(view, event)
+            case ev.ProbeLost():
+                view.probed = False
+                self._expire(event.at, out, event.replica)
+            case ev.EngineFinished():
+                closed = self.state.closing.pop(event.request, None)
+                row = self.state.open.get(event.request) if closed is None else closed.row
+                if row is not None and row.replica == event.replica and row.engine is None:
+                    row.engine = event
+                if closed is not None:
+                    out.append(("requests", self._closed(closed)))
 
     def _row(
         self,
@@ -230,42 +248,14 @@ class RowFold:
         decision = row.decision
         replica = row.replica or (decision.replica if decision is not None else None)
         view = self.state.replicas.get(replica) if replica is not None else None
-        sketch = measured.itl_sketch
         return {
-            "id": row.id,
-            "client_id": row.client_id,
-            "tenant": row.tenant,
-            "adapter": row.adapter,
-            "digest": row.digest,
+            **request_columns(row, measured),
             "base": self.state.base,
             "replica": replica,
-            "policy": decision.policy if decision is not None else None,
-            "decision_id": decision.id if decision is not None else None,
-            "hit_class": decision.hit_class if decision is not None else None,
-            "hit_source": decision.hit_source if decision is not None else None,
-            "arrived_ns": row.arrived,
-            "queued_ns": row.queued,
-            "dispatched_ns": row.dispatched,
-            "load_start_ns": row.load_start,
-            "load_end_ns": row.load_end,
-            "first_byte_ns": measured.first_byte,
-            "first_token_ns": measured.first_token,
-            "first_answer_ns": measured.first_answer,
-            "last_token_ns": measured.last_token,
             "finished_ns": finished,
-            "itl_mean_ns": measured.itl_mean,
-            "itl_max_ns": measured.itl_max,
-            "itl_sketch": msgspec.json.encode(sketch).decode() if sketch is not None else None,
-            "prompt_tokens": measured.prompt_tokens,
-            "generated_tokens": measured.generated_tokens,
-            "cached_tokens": measured.cached_tokens,
-            "predicted_prompt_tokens": row.predicted,
             "status": status,
             "http_status": http_status,
             "reason": reason,
-            "stream": row.stream,
-            "retries": max(0, row.attempt - 1),
-            "path": row.path,
             "engine_version": view.version if view is not None else None,
             "config_digest": self.state.config_digest,
             "gateway_version": self.state.gateway_version,
@@ -305,30 +295,12 @@ class RowFold:
                 view.process_start = event.process_start
                 view.version = event.engine_version or view.version
             case ev.ReplicaDown():
+                view.probed = False
+                self._expire(event.at, out, event.replica)
                 out.append(("samples", {"at_ns": event.at, "replica": event.replica, "up": False}))
             case ev.ReplicaSampled():
-                out.append(("samples", _sample(event, view)))
-
-
-def _sample(event: ev.ReplicaSampled, view: ReplicaView) -> Row:
-    foreign = None
-    if event.running is not None and event.waiting is not None and event.scrape_start == view.mark:
-        foreign = max(0, event.running + event.waiting - view.at_mark)
-    return {
-        "at_ns": event.at,
-        "replica": event.replica,
-        "up": True,
-        "running": event.running,
-        "waiting": event.waiting,
-        "kv_usage": event.kv_usage,
-        "kv_tokens": event.kv_tokens,
-        "own_in_flight": view.in_flight,
-        "foreign_in_flight": foreign,
-        "slots_used_believed": len(view.slots),
-        "process_start_ns": view.process_start,
-        "scrape_start_ns": event.scrape_start,
-        "age_ns": event.at - event.scrape_start,
-    }
+                out.append(("samples", sample_row(event, view)))
+                view.steps = None
 
 
 def decision_row(at: int, request: str, adapter: str | None, decision: ev.Decision) -> Row:

@@ -193,6 +193,10 @@ class Replica(Section):
         None, "Tokens that fit the KV cache; null: learned from the engine's metrics.", ge=1
     )
     key: SecretRef | None = _setting(None, "API key that the engine asks for, as {env: NAME} or {file: PATH}.")
+    probe: SecretRef | None = _setting(
+        None,
+        "Key of the probe inside the engine, as {env: NAME} or {file: PATH}; null: there is none, tiers are believed.",
+    )
     path_map: tuple[PathMap, ...] = _setting((), "Rewriting of adapter paths for this replica; the first match counts.")
     priors: Priors = _setting({}, "Costs believed before the first observation.")
 

@@ -60,6 +60,8 @@ class Secrets:
     control_key: str | None = field(repr=False)
     replica_keys: Mapping[str, str] = field(repr=False)
     """By replica name; replicas without a key are absent."""
+    probe_keys: Mapping[str, str] = field(repr=False)
+    """Of the probes inside the engines, by replica name."""
 
 
 def hash_key(key: str) -> str:
@@ -101,9 +103,16 @@ def resolve_secrets(settings: Settings, env: Mapping[str, str]) -> Secrets:
 
     control_key = fetch(settings.control.key, "control.key")
     replicas = [(replica.name, fetch(replica.key, f"replicas[{i}].key")) for i, replica in enumerate(settings.replicas)]
+    probes = [
+        (replica.name, fetch(replica.probe, f"replicas[{i}].probe")) for i, replica in enumerate(settings.replicas)
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return Secrets(control_key=control_key, replica_keys={name: key for name, key in replicas if key is not None})
+    return Secrets(
+        control_key=control_key,
+        replica_keys={name: key for name, key in replicas if key is not None},
+        probe_keys={name: key for name, key in probes if key is not None},
+    )
 
 
 def _read(path: Path, field_name: str) -> str:

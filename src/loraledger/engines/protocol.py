@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from loraledger.events import Check, Evict, Load
+from loraledger.events import Check, Evict, Load, Move
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class ReplicaTarget:
     name: str
     url: str
     api_key: str | None = field(default=None, repr=False)
+    probe_key: str | None = field(default=None, repr=False)
+    """Key of the probe inside the engine; ``None``: it is not asked for one."""
     path_map: tuple[tuple[str, str], ...] = ()
     scrape_interval: int = 1_000_000_000
     models_every: int = 30
@@ -53,7 +55,7 @@ class EngineDriver(Protocol):
         """Watch the replica and carry out commands until cancelled. Run it once."""
         ...
 
-    def perform(self, command: Load | Evict | Check) -> None:
+    def perform(self, command: Load | Evict | Move | Check) -> None:
         """Begin to carry out ``command``. Never blocks, never raises; how loads and evictions end comes as events."""
         ...
 

@@ -25,6 +25,8 @@ import logging
 from collections.abc import Callable
 
 from loraledger.conductor.ports import Clock, Feed
+from loraledger.engines.probe import ProbeFollower
+from loraledger.engines.probe_api import NO_PROBE
 from loraledger.engines.protocol import ReplicaTarget
 from loraledger.engines.scrape import EngineSample
 from loraledger.engines.vllm_api import LoadVerdict, VllmApi
@@ -35,6 +37,7 @@ from loraledger.events import (
     CommandFailed,
     Evict,
     Load,
+    Move,
     ReplicaDown,
     ReplicaSampled,
     ReplicaUp,
@@ -63,7 +66,8 @@ class VllmDriver:
         self._clock = clock
         self._paths = paths
         self._api = VllmApi(target)
-        self._commands: asyncio.Queue[Load | Evict] = asyncio.Queue()
+        self._probe = ProbeFollower(target, feed, clock) if target.probe_key is not None else None
+        self._commands: asyncio.Queue[Load | Evict | Move] = asyncio.Queue()
         self._outcomes = 0
         self._may_begin = asyncio.Event()
         self._may_begin.set()
@@ -80,7 +84,7 @@ class VllmDriver:
         """The replica's name."""
         return self._target.name
 
-    def perform(self, command: Load | Evict | Check) -> None:
+    def perform(self, command: Load | Evict | Move | Check) -> None:
         """Queue a load or an unload, or look at the replica now (several such wishes become one look)."""
         if isinstance(command, Check):
             self._look.set()
@@ -94,12 +98,16 @@ class VllmDriver:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._watch(), name=f"watch {self.name}")
                 group.create_task(self._work(), name=f"work {self.name}")
+                if self._probe is not None:
+                    group.create_task(self._probe.run(), name=f"probe {self.name}")
         finally:
             await self.close()
 
     async def close(self) -> None:
         """Close the connections to the replica."""
         await self._api.close()
+        if self._probe is not None:
+            await self._probe.close()
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
@@ -223,7 +231,12 @@ class VllmDriver:
                 self._look.set()
                 self._feed(CommandFailed(now, command.id, verdict.text, verdict.permanent))
 
-    async def _carry_out(self, command: Load | Evict) -> LoadVerdict:
+    async def _carry_out(self, command: Load | Evict | Move) -> LoadVerdict:
+        if isinstance(command, Move):
+            if self._probe is None:
+                return LoadVerdict(False, "no_probe", permanent=True, message=NO_PROBE)
+            await self._probe.move(command.engine_name, command.verb)
+            return LoadVerdict(True, "moved")
         if isinstance(command, Evict):
             return await self._api.unload(command.engine_name)
         path = map_path(self._paths(command.engine_name), self._target.path_map)

@@ -22,13 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import httpx2
-
+from loraledger.engines.http import limited, new_client
 from loraledger.engines.protocol import ReplicaTarget
 from loraledger.engines.scrape import EngineSample, PageReader
 from loraledger.errors import TargetError
@@ -148,17 +144,7 @@ class VllmApi:
 
     def __init__(self, target: ReplicaTarget) -> None:
         self._target = target
-        # A context costs 50 ms of a blocked loop per replica, and http needs none. The environment's proxies are not
-        # for engines; OpenSSL's own SSL_CERT_FILE and SSL_CERT_DIR still count.
-        secure = target.url.startswith("https")
-        self._client = httpx2.AsyncClient(
-            base_url=target.url,
-            verify=ssl.create_default_context() if secure else False,
-            trust_env=False,
-            timeout=httpx2.Timeout(None, connect=target.probe_timeout / 1e9),
-            limits=httpx2.Limits(max_connections=4, max_keepalive_connections=2, keepalive_expiry=4.0),
-            headers={"Accept-Encoding": "identity", "User-Agent": "loraledger"},
-        )
+        self._client = new_client(target)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -184,7 +170,7 @@ class VllmApi:
         """One scrape, read while it arrives."""
         reader = PageReader()
         async with (
-            _limit(self._target.probe_timeout, "/metrics"),
+            limited(self._target.probe_timeout, "/metrics"),
             self._client.stream("GET", "/metrics", headers=self._auth(with_key=True)) as response,
         ):
             _expect_ok(response.status_code, "/metrics")
@@ -213,7 +199,7 @@ class VllmApi:
     async def _call(
         self, method: str, path: str, body: dict[str, str] | None, limit: int, *, with_key: bool = True
     ) -> Reply:
-        async with _limit(limit, path):
+        async with limited(limit, path):
             response = await self._client.request(method, path, json=body, headers=self._auth(with_key=with_key))
         try:
             return Reply(response.status_code, json.loads(response.content))
@@ -223,20 +209,6 @@ class VllmApi:
     def _auth(self, *, with_key: bool) -> dict[str, str]:
         key = self._target.api_key
         return {"Authorization": f"Bearer {key}"} if with_key and key is not None else {}
-
-
-@asynccontextmanager
-async def _limit(nanoseconds: int, path: str) -> AsyncIterator[None]:
-    """Bound one whole exchange, and turn what can go wrong on the wire into ``TargetError``."""
-    try:
-        async with asyncio.timeout(nanoseconds / 1e9):
-            yield
-    except (TimeoutError, httpx2.TimeoutException) as error:
-        raise TargetError(f"{path}: no whole answer within {nanoseconds / 1e9:g} s", code="timeout") from error
-    except httpx2.ConnectError as error:
-        raise TargetError(f"{path}: {error}", code="connect_failed") from error
-    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
-        raise TargetError(f"{path}: {error or type(error).__name__}", code="connection_broken") from error
 
 
 def _expect_ok(status: int, path: str) -> None:

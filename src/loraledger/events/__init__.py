@@ -9,7 +9,7 @@ zero. ``adapter`` is the public name, ``None`` the base model; ``engine_name`` t
 
 from __future__ import annotations
 
-from loraledger.events.commands import Check, Command, Dispatch, Evict, Load, Queue, Reject
+from loraledger.events.commands import Check, Command, Dispatch, Evict, Load, Move, Queue, Reject
 from loraledger.events.engine_names import engine_name, parse_engine_name
 from loraledger.events.happened import (
     ActivationObserved,
@@ -19,11 +19,15 @@ from loraledger.events.happened import (
     CommandDone,
     CommandFailed,
     DrainAsked,
+    EngineFinished,
     Event,
     EvictionObserved,
+    FloorObserved,
     GatewayStarted,
     LoadAsked,
     LoadObserved,
+    MoveAsked,
+    ProbeLost,
     ReplicaDown,
     ReplicaSampled,
     ReplicaUp,
@@ -33,6 +37,8 @@ from loraledger.events.happened import (
     RequestFinished,
     RequestFirstToken,
     ScrapeStarted,
+    StepsObserved,
+    TiersObserved,
     UnloadAsked,
     Wake,
 )
@@ -43,6 +49,7 @@ from loraledger.events.words import (
     Decision,
     HitClass,
     Measured,
+    MoveVerb,
     ResidencyChange,
     Source,
     Status,
@@ -63,15 +70,21 @@ __all__ = [
     "Decision",
     "Dispatch",
     "DrainAsked",
+    "EngineFinished",
     "Event",
     "Evict",
     "EvictionObserved",
+    "FloorObserved",
     "GatewayStarted",
     "HitClass",
     "Load",
     "LoadAsked",
     "LoadObserved",
     "Measured",
+    "Move",
+    "MoveAsked",
+    "MoveVerb",
+    "ProbeLost",
     "Queue",
     "Reject",
     "ReplicaDown",
@@ -86,7 +99,9 @@ __all__ = [
     "ScrapeStarted",
     "Source",
     "Status",
+    "StepsObserved",
     "Tier",
+    "TiersObserved",
     "UnloadAsked",
     "Wake",
     "decode_changes",

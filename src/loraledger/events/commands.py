@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loraledger.events.words import Decision, Status
+from loraledger.events.words import Decision, MoveVerb, Status
 
 
 class _Command(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -60,10 +60,20 @@ class Evict(_Command, frozen=True):
     engine_name: str
 
 
+class Move(_Command, frozen=True):
+    """Move an adapter between a replica's tiers without a request: into a slot, out of both tiers, pinned, unpinned."""
+
+    id: int
+    replica: str
+    adapter: str
+    engine_name: str
+    verb: MoveVerb
+
+
 class Check(_Command, frozen=True):
     """Look at a replica now, not at the next scrape: something just went wrong there."""
 
     replica: str
 
 
-Command = Dispatch | Queue | Reject | Load | Evict | Check
+Command = Dispatch | Queue | Reject | Load | Evict | Move | Check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from loraledger.events.words import AdapterSpec, Measured, Status, Tier
+from loraledger.events.words import AdapterSpec, HitClass, Measured, MoveVerb, Status, Tier
 
 
 class _Event(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -87,6 +87,7 @@ class LoadObserved(_Event, frozen=True):
     replica: str
     engine_name: str
     took: int | None
+    bytes: int | None = None
 
 
 class ActivationObserved(_Event, frozen=True):
@@ -98,11 +99,88 @@ class ActivationObserved(_Event, frozen=True):
 
 
 class EvictionObserved(_Event, frozen=True):
-    """The engine itself reported an adapter leaving a tier."""
+    """The engine itself reported an adapter leaving a tier. ``cause``: ``lru``, ``remove``, ``host_evict``, ..."""
 
     replica: str
     engine_name: str
     tier: Tier
+    cause: str = "lru"
+
+
+class TiersObserved(_Event, frozen=True):
+    """The engine's own lists as they were at ``as_of``, least recently used first: true on every rank process."""
+
+    replica: str
+    as_of: int
+    host: tuple[str, ...]
+    active: tuple[str, ...]
+    pinned: tuple[str, ...] = ()
+    host_bytes: tuple[int | None, ...] = ()
+    """Bytes of each of ``host``, in its order."""
+
+
+class FloorObserved(_Event, frozen=True):
+    """What the engine's memory was divided into when it started, bytes of one rank process; ``None``: it does not say."""
+
+    replica: str
+    weights: int | None = None
+    activations: int | None = None
+    """Peak of what a step needs, as profiled."""
+    slot_pool: int | None = None
+    kv_bytes: int | None = None
+    unattributed: int | None = None
+    requested: int | None = None
+    """What the engine may use: its share of the device."""
+    device: int | None = None
+    slots: int | None = None
+    slot_bytes: int | None = None
+    host_entries: int | None = None
+    max_rank: int | None = None
+    kv_blocks: int | None = None
+    block_tokens: int | None = None
+
+
+class StepsObserved(_Event, frozen=True):
+    """What the engine's steps since the last such event were: sums, and where it says so the figure now."""
+
+    replica: str
+    steps: int
+    tokens: int
+    took: int
+    preempted: int
+    recomputed: int
+    """Tokens computed again after a preemption."""
+    blocked: dict[str, int]
+    """Requests that waited for a slot, the most in one step, by engine-side name."""
+    adapters: int
+    """Distinct adapters in the batch now."""
+    kv_free: int | None = None
+    """Free KV blocks now."""
+
+
+class EngineFinished(_Event, frozen=True):
+    """How one request went inside its engine; durations in ns. ``access``: the tier in which its adapter was found."""
+
+    replica: str
+    request: str
+    queue: int | None = None
+    prefill: int | None = None
+    """With what loads and activations held it up (``stall``)."""
+    decode: int | None = None
+    access: HitClass | None = None
+    load: int | None = None
+    activation: int | None = None
+    stall: int | None = None
+    """All loads and activations of the step in which it was first computed."""
+    cached_tokens: int | None = None
+    preemptions: int | None = None
+
+
+class ProbeLost(_Event, frozen=True):
+    """The probe of a replica does not answer (any more): what is known of its tiers is belief from now on."""
+
+    replica: str
+    reason: str
 
 
 class ScrapeStarted(_Event, frozen=True):
@@ -173,6 +251,14 @@ class UnloadAsked(_Event, frozen=True):
     replica: str
 
 
+class MoveAsked(_Event, frozen=True):
+    """An operator wants an adapter moved between the tiers of a replica, which takes its probe."""
+
+    adapter: str
+    replica: str
+    verb: MoveVerb
+
+
 class GatewayStarted(_Event, frozen=True):
     """A new gateway process took over this state: what was open in the old one is lost, what was learnt is kept."""
 
@@ -188,7 +274,8 @@ class Wake(_Event, frozen=True):
 Event = (
     RequestArrived | RequestDispatched | RequestFirstToken | RequestFinished | RequestCancelled | AttemptFailed
     | CommandDone | CommandFailed | LoadObserved | ActivationObserved | EvictionObserved
+    | TiersObserved | FloorObserved | StepsObserved | EngineFinished | ProbeLost
     | ScrapeStarted | ReplicaSampled | ReplicaUp | ReplicaDown
-    | AdapterDeclared | AdapterRetired | DrainAsked | LoadAsked | UnloadAsked | GatewayStarted | Wake
+    | AdapterDeclared | AdapterRetired | DrainAsked | LoadAsked | UnloadAsked | MoveAsked | GatewayStarted | Wake
 )
 # fmt: on

@@ -8,6 +8,7 @@ import msgspec
 
 Tier = Literal["gpu", "host", "disk", "remote"]
 HitClass = Literal["gpu", "host", "disk", "remote", "base", "unknown"]
+MoveVerb = Literal["activate", "evict", "pin", "unpin"]
 Source = Literal["configured", "observed", "believed"]
 Status = Literal[
     "ok",  # answered by the engine with 2xx, to its end

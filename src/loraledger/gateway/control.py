@@ -16,9 +16,9 @@ Names of adapters may hold slashes, colons and at signs. The path arrives percen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, Protocol, get_args
 
 import msgspec
 from starlette.applications import Starlette
@@ -28,7 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from loraledger.errors import BadRequestError, UnavailableError
-from loraledger.events import DrainAsked, Event, LoadAsked, UnloadAsked
+from loraledger.events import DrainAsked, Event, LoadAsked, MoveAsked, MoveVerb, UnloadAsked
 from loraledger.gateway.control_edge import (
     Guard,
     error_handlers,
@@ -137,6 +137,10 @@ def control_app(plane: ControlPort) -> Starlette:
         Route("/api/adapters", api.adapters),
         Route("/api/adapters/{name:path}/load", api.load, methods=["POST"]),
         Route("/api/adapters/{name:path}/unload", api.unload, methods=["POST"]),
+        *(
+            Route(f"/api/adapters/{{name:path}}/{verb}", api.mover(verb), methods=["POST"])
+            for verb in get_args(MoveVerb)
+        ),
         Route("/api/adapters/{name:path}", api.adapter),
         Route("/api/rescan", api.rescan, methods=["POST"]),
         Route("/api/tenants", api.tenants),
@@ -252,6 +256,19 @@ class _Control:
             self._plane.feed(UnloadAsked(self._plane.now(), name, replica))
         return json_answer({"asked": "unload", "adapter": name, "replicas": asked, "skipped": skipped}, 202)
 
+    def mover(self, verb: MoveVerb) -> Callable[[Request], Awaitable[Response]]:
+        """Ask each replica whose probe answers, or the one named, to move an adapter that is registered there."""
+
+        async def move(request: Request) -> Response:
+            name, replicas = await self._targets(request)
+            skipped = {r.spec.name: why for r in replicas if (why := _cannot_move(name, r)) is not None}
+            asked = [r.spec.name for r in replicas if r.spec.name not in skipped]
+            for replica in asked:
+                self._plane.feed(MoveAsked(self._plane.now(), name, replica, verb))
+            return json_answer({"asked": verb, "adapter": name, "replicas": asked, "skipped": skipped}, 202)
+
+        return move
+
     async def _drain(self, request: Request, *, on: bool) -> Response:
         await read_body(request, Nothing)
         name = self._replica(request).spec.name
@@ -313,6 +330,12 @@ def _cannot_load(adapter: AdapterState, replica: ReplicaState) -> str | None:
     if registration is not None and registration.state == "evicting":
         return "being unloaded: ask again when that is done"
     return refusal(adapter, replica)
+
+
+def _cannot_move(adapter: str, replica: ReplicaState) -> str | None:
+    if replica.observed is None:
+        return "no probe answers there"
+    return None if _is_registered(adapter, replica) else "not registered there"
 
 
 def _is_registered(adapter: str, replica: ReplicaState) -> bool:

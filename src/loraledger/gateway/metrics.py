@@ -21,7 +21,7 @@ from typing import Final, Protocol
 from loraledger.conductor.fold import Emitted
 from loraledger.errors import LedgerError, UnavailableError
 from loraledger.gateway.exposition import Family, Histogram, Labels, Printable, exposition
-from loraledger.gateway.views import slots_used
+from loraledger.gateway.views import slots_used, tier_source
 from loraledger.kernel.state import FleetState
 from loraledger.record.tables import Row
 from loraledger.units import NS_PER_S
@@ -247,7 +247,7 @@ def _gauges(state: FleetState) -> Iterator[Printable]:
         usage.set(labels, replica.kv_usage)
         sampled.set(labels, None if replica.sampled is None else replica.sampled / NS_PER_S)
         slots.set(labels, replica.spec.slots)
-        used.set((name, "believed"), slots_used(replica))
+        used.set((name, tier_source(replica)), slots_used(replica))
     yield from (up, in_flight, running, waiting, usage, sampled, slots, used)
     is_open = _gauge("open_requests", "Requests that have not ended.")
     is_open.set((), len(state.requests))

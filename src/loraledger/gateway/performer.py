@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from loraledger.engines.protocol import EngineDriver
-from loraledger.events import Check, Command, Dispatch, Evict, Load, Queue, Reject
+from loraledger.events import Check, Command, Dispatch, Evict, Load, Move, Queue, Reject
 
 
 class Plane(Protocol):
@@ -26,7 +26,7 @@ class LivePerformer:
 
     def perform(self, command: Command) -> None:
         """Hand ``command`` to whoever it is for."""
-        if isinstance(command, Load | Evict | Check):
+        if isinstance(command, Load | Evict | Move | Check):
             self.drivers[command.replica].perform(command)
         else:
             assert self.plane is not None

@@ -57,11 +57,12 @@ def replica_view(state: FleetState, name: str, now: int) -> View:
         "process_start_at": _moment(replica.process_start),
         **_load_view(replica, now),
         "slots": spec.slots,
-        "slots_used": _figure(slots_used(replica), "believed", _age(_last_use(state, replica), now)),
+        "slots_used": _figure(slots_used(replica), tier_source(replica), _tier_age(state, replica, now)),
         "host_entries": spec.host_entries,
         "host_used": _figure(
-            _believed(replica, len(replica.tiers.host)), "believed", _age(_last_use(state, replica), now)
+            _believed(replica, len(replica.tiers.host)), tier_source(replica), _tier_age(state, replica, now)
         ),
+        "pinned": None if replica.observed is None else list(replica.observed.pinned),
         "tier_unknown": sum(not r.known for r in replica.registrations.values() if r.state == "registered"),
         "loading": replica.loading,
         "wanted": list(replica.wanted),
@@ -151,6 +152,11 @@ def readiness_view(state: FleetState, now: int, adapter: str | None = None) -> V
     return {"adapter": adapter, "ready": ready, "loadable": loadable, "reason": reason, "replicas": why}
 
 
+def tier_source(replica: ReplicaState) -> Source:
+    """Whether its tiers are what its probe reports, or what follows from what was sent."""
+    return "believed" if replica.observed is None else "observed"
+
+
 def slots_used(replica: ReplicaState) -> int | None:
     """Slots that are believed in use; ``None`` while nothing is known of an engine that has names this gateway never saw used."""
     return _believed(replica, len(replica.tiers.active))
@@ -192,15 +198,19 @@ def _registration_view(adapter: AdapterState, replica: ReplicaState, now: int) -
         "ready": _obstacle(adapter, replica, now) is None,
         "engine_name": registration.engine_name or None,
         "state": _figure(state, "observed" if proven else "believed", _age(proven, now)),
-        "tier": _tier_figure(tier, _age(used, now)),
+        "tier": _tier_figure(tier, replica, _age(used if replica.observed is None else replica.observed.as_of, now)),
         "reason": registration.reason,
         "permanent": registration.permanent,
         "retry_in_s": _seconds(registration.retry_at - now) if waits else None,
     }
 
 
-def _tier_figure(tier: HitClass, age: int | None) -> View:
-    return _figure(None if tier == "unknown" else tier, "believed", age)
+def _tier_figure(tier: HitClass, replica: ReplicaState, age: int | None) -> View:
+    return _figure(None if tier == "unknown" else tier, tier_source(replica), age)
+
+
+def _tier_age(state: FleetState, replica: ReplicaState, now: int) -> int | None:
+    return _age(_last_use(state, replica) if replica.observed is None else replica.observed.as_of, now)
 
 
 def _ghosts(replica: ReplicaState) -> list[View]:
@@ -212,7 +222,7 @@ def _ghosts(replica: ReplicaState) -> list[View]:
         named = registration is not None and registration.engine_name == engine_name
         if not named or registration is None or registration.state not in ("registered", "evicting", "unknown"):
             tier = replica.tiers.tier(engine_name)
-            found.append({"engine_name": engine_name, "adapter": adapter, "tier": _tier_figure(tier, None)})
+            found.append({"engine_name": engine_name, "adapter": adapter, "tier": _tier_figure(tier, replica, None)})
     return found
 
 
@@ -304,6 +314,8 @@ def _suspect(adapter: AdapterState, replicas: dict[str, ReplicaState], now: int)
 def _believed(replica: ReplicaState, count: int) -> int | None:
     if not replica.up:
         return None
+    if replica.observed is not None:
+        return count
     blind = any(r.state == "registered" and not r.known for r in replica.registrations.values())
     return None if blind and not count else count
 

@@ -84,6 +84,8 @@ def use(turn: Turn, replica: ReplicaState, name: str, registration: Registration
     before: HitClass = tiers.tier(engine_name) if registration.known else "unknown"
     moved = tiers.use(engine_name)
     registration.known = True
+    if replica.observed is not None:
+        return  # the engine itself will say what moved
     if before != "gpu":
         note(turn, replica, name, registration, registration.state, before, "gpu", cause)
     # A host eviction empties the slot too; a slot eviction alone leaves the host copy.

@@ -13,7 +13,7 @@ from heapq import heappop
 import msgspec
 
 from loraledger import events as ev
-from loraledger.kernel import catalog, failures, loads, replicas, requests, routing
+from loraledger.kernel import catalog, failures, loads, observing, replicas, requests, routing
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import FleetSettings
@@ -78,9 +78,15 @@ def _handlers() -> dict[type, Callable[..., None]]:
         ev.AttemptFailed: failures.attempt_failed,
         ev.CommandDone: catalog.command_done,
         ev.CommandFailed: catalog.command_failed,
-        ev.LoadObserved: _observed,
-        ev.ActivationObserved: _observed,
-        ev.EvictionObserved: _evicted,
+        ev.LoadObserved: observing.loaded,
+        ev.ActivationObserved: observing.activated,
+        ev.EvictionObserved: observing.evicted,
+        ev.TiersObserved: observing.tiers,
+        ev.FloorObserved: observing.floor,
+        ev.StepsObserved: observing.steps,
+        ev.EngineFinished: _nothing,
+        ev.ProbeLost: observing.lost,
+        ev.MoveAsked: observing.move_asked,
         ev.ScrapeStarted: _scrape_started,
         ev.ReplicaSampled: replicas.sampled,
         ev.ReplicaUp: replicas.up,
@@ -95,19 +101,8 @@ def _handlers() -> dict[type, Callable[..., None]]:
     }
 
 
-def _observed(turn: Turn, policy: Policy, event: ev.LoadObserved | ev.ActivationObserved) -> None:
-    replica = turn.state.replicas[event.replica]
-    if replica.tiers.tier(event.engine_name) != "gpu":
-        turn.drift(replica, "residency")
-        replica.tiers.use(event.engine_name)
-
-
-def _evicted(turn: Turn, policy: Policy, event: ev.EvictionObserved) -> None:
-    replica = turn.state.replicas[event.replica]
-    believed = replica.tiers.host if event.tier == "host" else replica.tiers.active
-    if event.engine_name in believed:
-        turn.drift(replica, "residency")
-    replica.tiers.drop(event.engine_name, event.tier)
+def _nothing(turn: Turn, policy: Policy, event: ev.EngineFinished) -> None:
+    """Only the request's row wants to know."""
 
 
 def _scrape_started(turn: Turn, policy: Policy, event: ev.ScrapeStarted) -> None:
@@ -136,6 +131,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         tenant.active = 0
         tenant.queue.clear()
     for replica in state.replicas.values():
+        replica.observed = None
         replica.in_flight.clear()
         replica.adapters.clear()
         replica.prefill_out = replica.decode_out = replica.stall_out = replica.kv_own = 0

@@ -46,7 +46,7 @@ def down(turn: Turn, policy: Policy, event: ReplicaDown) -> None:
     if replica.up:
         failures.exited(turn, replica)
     replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, event.reason
-    replica.running = replica.waiting = replica.kv_usage = None
+    replica.running = replica.waiting = replica.kv_usage = replica.observed = None
     replica.foreign = replica.foreign_kv = 0
     settle_waiters(turn, policy, loads.lose(turn, replica, event.reason))
     failures.settle_held(turn, policy, replica)
@@ -191,6 +191,7 @@ def _seen(
 def _empty(replica: ReplicaState) -> None:
     """A new process holds nothing, knows no names, and may have other settings: what it refused before may load now."""
     replica.tiers.clear()
+    replica.observed = replica.floor = None
     for registration in replica.registrations.values():
         registration.known = False
         registration.generation = 0

@@ -70,7 +70,7 @@ def route(turn: Turn, policy: Policy, request: RequestState) -> bool:
         best.replica,
         choice.reason,
         best.tier,
-        "believed",
+        "believed" if state.replicas[best.replica].observed is None else "observed",
         choice.considered,
         choice.candidates,
     )

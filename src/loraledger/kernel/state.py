@@ -11,8 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from loraledger.events import AdapterSpec, Command, Decision, ResidencyChange
+from loraledger.events import AdapterSpec, Command, Decision, FloorObserved, ResidencyChange
 from loraledger.kernel.estimates import Estimate
+from loraledger.kernel.observed import Durations, Observed
 from loraledger.kernel.rendezvous import seed_of
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
@@ -99,6 +100,11 @@ class ReplicaState(msgspec.Struct):
     accused: dict[str, tuple[int, int]] = {}
     """What was held against the adapters that the outage under way made suspect, before it: ``suspect_since`` and ``strikes``."""
     drift: dict[str, int] = {}
+    observed: Observed | None = None
+    """``None``: it has no probe, or none that answers; then its tiers are belief."""
+    floor: FloorObserved | None = None
+    """What its memory was divided into, by the probe."""
+    durations: Durations = msgspec.field(default_factory=Durations)
 
 
 class AdapterState(msgspec.Struct):

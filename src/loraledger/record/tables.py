@@ -72,6 +72,26 @@ _REQUESTS: Final = Table(
         Column("hit_class", "VARCHAR", "Tier of the adapter on the replica when the kernel decided.", HIT_CLASSES),
         Column("hit_source", "VARCHAR", "Where the hit class comes from.", SOURCES),
         Column("engine_access", "VARCHAR", "Tier that the engine itself found; null without its probe.", HIT_CLASSES),
+        Column(
+            "engine_queue_ns",
+            "BIGINT",
+            "Time in the engine queue, the wait for a slot included, in ns; null without the probe.",
+        ),
+        Column(
+            "engine_stall_ns",
+            "BIGINT",
+            "Loads and activations, in ns, in the step that first computed it; others' included.",
+        ),
+        Column("engine_load_ns", "BIGINT", "Of these, its own adapter's read from disk into the host cache, in ns."),
+        Column("engine_activation_ns", "BIGINT", "Of these, its own adapter's copy into a slot, in ns."),
+        Column("engine_prefill_ns", "BIGINT", "Prefill in the engine, in ns, without the stall that vLLM books there."),
+        Column("engine_decode_ns", "BIGINT", "From first to last token in the engine, in ns."),
+        Column(
+            "unattributed_ns",
+            "BIGINT",
+            "What is left of the time from dispatch to first token, in ns; null unless all other parts are known.",
+        ),
+        Column("preemptions", "BIGINT", "How often the engine took its KV blocks away and computed it again."),
         Column("arrived_ns", "BIGINT", "When the request's first byte came."),
         Column("queued_ns", "BIGINT", "Time in the gateway queue, a duration in ns; null when it was not queued."),
         Column("dispatched_ns", "BIGINT", "When the last attempt was handed to its replica's connection."),
@@ -163,6 +183,16 @@ _SAMPLES: Final = Table(
         Column("process_start_ns", "BIGINT", "When the engine process started; a new value means a restart."),
         Column("scrape_start_ns", "BIGINT", "When the scrape began: what was sent later is not in its figures."),
         Column("age_ns", "BIGINT", "How old the figures were at at_ns, a duration in ns."),
+        Column(
+            "steps", "BIGINT", "Engine steps since the last sample, by the probe; null without it, as all that follow."
+        ),
+        Column("step_tokens", "BIGINT", "Tokens that these steps computed."),
+        Column("step_ns", "BIGINT", "Time that they took, a duration in ns."),
+        Column("preempted", "BIGINT", "Preemptions in these steps."),
+        Column("recomputed_tokens", "BIGINT", "Tokens computed again after a preemption."),
+        Column("blocked", "BIGINT", "Most requests that waited for a slot in one of these steps."),
+        Column("distinct_adapters", "BIGINT", "Distinct adapters in the last step's batch."),
+        Column("kv_blocks_free", "BIGINT", "Free KV blocks after the last step."),
     ),
 )
 

@@ -132,6 +132,8 @@ class VirtualFleet:
             case ev.Evict():
                 self._advanced(command.replica).forget(self.now * PS_PER_NS, command.engine_name)
                 self.conductor.feed(ev.CommandDone(self.now, command.id, 0))
+            case ev.Move():
+                self.conductor.feed(ev.CommandFailed(self.now, command.id, "no_probe", permanent=True))
             case ev.Reject():
                 self._trace.pop(command.request, None)
             case ev.Queue() | ev.Check():

@@ -1,0 +1,131 @@
+"""Taking in what the probe inside an engine reports.
+
+The lists that it sends replace what was believed. They were true a moment ago: what was sent to the replica since then is
+replayed on top, as without a probe, so that a burst of requests for one adapter does not look like a burst of loads. A difference
+between the belief and what replaces it is drift: counted, never an error.
+"""
+
+from __future__ import annotations
+
+from loraledger.events import (
+    ActivationObserved,
+    EvictionObserved,
+    FloorObserved,
+    HitClass,
+    LoadObserved,
+    Move,
+    MoveAsked,
+    ProbeLost,
+    ResidencyChange,
+    StepsObserved,
+    TiersObserved,
+)
+from loraledger.kernel.observed import Observed, keep
+from loraledger.kernel.policy import Policy
+from loraledger.kernel.state import ReplicaState, Turn
+from loraledger.tiers import EngineTiers
+
+
+def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
+    """The engine's own lists."""
+    replica = turn.state.replicas[event.replica]
+    if not replica.up:
+        return
+    lists = EngineTiers(replica.spec.slots, max(replica.spec.host_entries, replica.spec.slots))
+    lists.host.update(dict.fromkeys(event.host))
+    lists.active.update((name, None) for name in event.active if name in lists.host)
+    for engine_name in _sent_since(turn, replica, event.as_of):
+        lists.use(engine_name)
+    if replica.observed is not None and not _agree(replica.tiers, lists):
+        turn.drift(replica, "residency")
+    replica.tiers = lists
+    if replica.observed is None:
+        replica.observed = Observed(event.as_of)
+    replica.observed.as_of = event.as_of
+    replica.observed.pinned = event.pinned
+    replica.observed.host_bytes = dict(zip(event.host, event.host_bytes, strict=False))
+    for registration in replica.registrations.values():
+        registration.known = True
+
+
+def loaded(turn: Turn, policy: Policy, event: LoadObserved) -> None:
+    """Bytes moved from disk to the host cache."""
+    replica = turn.state.replicas[event.replica]
+    keep(replica.durations.loads, turn.now, event.took)
+    replica.durations.load_rate.add(1, turn.now)
+    _note(turn, replica, event.engine_name, "disk", "host", "load", event.took)
+
+
+def activated(turn: Turn, policy: Policy, event: ActivationObserved) -> None:
+    """Bytes were copied from the host cache into a slot."""
+    replica = turn.state.replicas[event.replica]
+    if replica.tiers.tier(event.engine_name) != "gpu":
+        turn.drift(replica, "residency")
+        replica.tiers.use(event.engine_name)
+    keep(replica.durations.activations, turn.now, event.took)
+    replica.durations.activation_rate.add(1, turn.now)
+    _note(turn, replica, event.engine_name, "host", "gpu", "activation", event.took)
+
+
+def evicted(turn: Turn, policy: Policy, event: EvictionObserved) -> None:
+    """An adapter left a tier."""
+    replica = turn.state.replicas[event.replica]
+    believed = replica.tiers.host if event.tier == "host" else replica.tiers.active
+    if event.engine_name in believed:
+        turn.drift(replica, "residency")
+    replica.tiers.drop(event.engine_name, event.tier)
+    replica.durations.eviction_rate.add(1, turn.now)
+    after: HitClass = "disk" if event.tier == "host" else "host"
+    _note(turn, replica, event.engine_name, event.tier, after, f"evicted: {event.cause}", None)
+
+
+def floor(turn: Turn, policy: Policy, event: FloorObserved) -> None:
+    """What the engine's memory was divided into."""
+    turn.state.replicas[event.replica].floor = event
+
+
+def steps(turn: Turn, policy: Policy, event: StepsObserved) -> None:
+    """What the engine's steps were."""
+    observed = turn.state.replicas[event.replica].observed
+    if observed is None:
+        return
+    observed.blocked, observed.adapters, observed.kv_free = event.blocked, event.adapters, event.kv_free
+    observed.steps_at = turn.now
+    observed.preempted.add(event.preempted, turn.now)
+    observed.recomputed.add(event.recomputed, turn.now)
+
+
+def lost(turn: Turn, policy: Policy, event: ProbeLost) -> None:
+    """The probe is silent: the lists it left behind are a belief that ages."""
+    turn.state.replicas[event.replica].observed = None
+
+
+def move_asked(turn: Turn, policy: Policy, event: MoveAsked) -> None:
+    """An operator moves an adapter between tiers; what came of it is seen in the lists."""
+    registration = turn.state.replicas[event.replica].registrations.get(event.adapter)
+    if registration is not None and registration.state == "registered":
+        number = turn.command_id(event.replica, event.adapter)
+        turn.commands.append(Move(number, event.replica, event.adapter, registration.engine_name, event.verb))
+
+
+def _sent_since(turn: Turn, replica: ReplicaState, as_of: int) -> list[str]:
+    """Engine-side names of what is in flight there and was sent after ``as_of``, in the order of the last sending."""
+    name = replica.spec.name
+    sent = [(turn.state.adapters[a].placed.get(name, 0), a) for a in replica.adapters if a in turn.state.adapters]
+    recent = sorted(pair for pair in sent if pair[0] > as_of)
+    return [replica.registrations[a].engine_name for _, a in recent if a in replica.registrations]
+
+
+def _agree(believed: EngineTiers, lists: EngineTiers) -> bool:
+    return believed.host.keys() == lists.host.keys() and believed.active.keys() == lists.active.keys()
+
+
+def _note(
+    turn: Turn, replica: ReplicaState, engine_name: str, before: HitClass, after: HitClass, cause: str, took: int | None
+) -> None:
+    name = engine_name.rpartition("@")[0] or engine_name
+    registration = replica.registrations.get(name)
+    state = registration.state if registration is not None else "absent"
+    turn.changes.append(
+        ResidencyChange(replica.spec.name, name, engine_name, state, state, before, after, cause, "observed", took)
+    )
