@@ -36,7 +36,13 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each 
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.journal
+	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.policies --quick
+
+fuzz: $(STAMP)  ## both readers of adapter files against hostile input, five minutes each
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	$(BIN)/python tests/fuzz/run.py header --seconds 300
+	$(BIN)/python tests/fuzz/run.py config --seconds 300
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

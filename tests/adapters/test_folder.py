@@ -109,6 +109,17 @@ def test_the_layout_is_that_of_tensors_and_behaviour(make_adapter: MakeAdapter) 
     assert len({plain, *others}) == 1 + len(others)
 
 
+def test_the_layout_knows_which_tensor_has_which_type(make_adapter: MakeAdapter) -> None:
+    raw = safetensors()
+    first = raw.replace(b'"BF16"', b'"F16" ', 1)
+    last = b'"F16" '.join(raw.rsplit(b'"BF16"', 1))
+    layouts = {
+        read_folder(name, make_adapter(name, weights=weights)).layout_id
+        for name, weights in (("a", first), ("b", last))
+    }
+    assert len(layouts) == 2
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -230,6 +241,15 @@ def test_a_reader_shares_what_folders_have_in_common_and_forgets_the_oldest(make
     assert replace(first, name="b", path=b, files=second.files) == second
     reader.read("c", c)
     assert reader.read("a", a).inventory is not first.inventory
+
+
+def test_a_reader_forgets_what_was_used_longest_ago(make_adapter: MakeAdapter) -> None:
+    a, b, c = (make_adapter(str(alpha), lora_alpha=alpha) for alpha in (1, 2, 3))
+    reader = FolderReader(keep=2)
+    first = reader.read("a", a)
+    for folder in (b, a, c):
+        reader.read("x", folder)
+    assert reader.read("a", a).inventory is first.inventory
 
 
 def test_a_reader_does_not_take_other_lengths_or_headers_for_known_ones(make_adapter: MakeAdapter) -> None:

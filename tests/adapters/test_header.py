@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+import time
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,6 @@ def test_tensors_may_be_listed_in_another_order_than_they_lie() -> None:
         ({"a": entry(begin=1, end=0)}, 1, "cannot lie at 1 to 0"),
         ({"a": entry("F4", [3], 0, 1)}, 1, "cannot lie at 0 to 1"),
         ({"a": entry(shape=[2**64, 2**64, 2**64], end=8)}, 8, "cannot lie at 0 to 8"),
-        ({"a": entry(shape=[10**9] * 10_000)}, 1, "cannot lie at 0 to 1"),
         ({"a": entry(shape=[0], end=0)}, 0, "tensor 'a' of shape [0] is empty: it was saved while split over GPUs"),
         ({"a": entry(shape=[4, 0], end=0)}, 0, "is empty"),
         ({"a": entry(shape=[2], end=2), "b": entry(begin=1, end=2)}, 2, "tensor 'b' overlaps the one before it"),
@@ -119,13 +119,21 @@ def test_tensors_may_be_listed_in_another_order_than_they_lie() -> None:
         ({"__metadata__": ["x"], "a": entry()}, 1, "__metadata__ must map names to text"),
         ({"": entry()}, 1, "'' is no tensor's name"),
         ({"a\n": entry()}, 1, "is no tensor's name"),
-        ({"a\x7f": entry()}, 1, "is no tensor's name"),
+        (b'{"a\x7f":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1, "is no tensor's name"),
+        ('{"a\u0085":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode(), 1, "is no tensor's name"),
+        ({"a": entry(), "__metadata__": entry(begin=1, end=2)}, 2, "__metadata__ must map names to text"),
         ({"x" * (MAX_NAME + 1): entry()}, 1, "a name of over 1,000 characters"),
         ({"x" * 100_000: 1}, 1, "has no valid"),
     ],
 )
 def test_what_the_format_does_not_allow_is_refused(header: object, data_bytes: int, message: str) -> None:
     assert message in refused(header, data_bytes)
+
+
+def test_a_shape_of_many_dimensions_is_not_multiplied_out() -> None:
+    begin = time.process_time()
+    assert "cannot lie at 0 to 1" in refused({"a": entry(shape=[10**9] * 100_000)})
+    assert time.process_time() - begin < 1.0
 
 
 ONE = b'"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'

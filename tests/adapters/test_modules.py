@@ -118,6 +118,13 @@ def test_two_pairs_for_one_module_are_no_module_twice() -> None:
     assert (list(kept.modules), kept.mismatched) == (["q"], ("q",))
 
 
+def test_a_half_that_is_there_twice_is_counted_once() -> None:
+    kept = inventory(
+        {"e.lora_embedding_A": (2, 50), "e.lora_embedding_A.default": (2, 60), "e.lora_embedding_B": (8, 2)}
+    )
+    assert (kept.modules["e"].in_features, kept.other.names) == (50, ("e.lora_embedding_A.default",))
+
+
 def test_a_convolutions_pair_has_the_rank_of_its_first_dimension() -> None:
     kept = inventory({"c.lora_A.weight": (2, 3, 5, 5), "c.lora_B.weight": (7, 2, 1, 1)})
     module = kept.modules["c"]
@@ -149,6 +156,12 @@ def test_experts_may_have_another_name_when_target_parameters_say_so() -> None:
     assert (plain.modules["ffn.bank"].rank, plain.modules["ffn.bank"].experts) == (8, 1)
 
 
+def test_an_axis_that_is_no_multiple_of_the_rank_holds_no_experts() -> None:
+    kept = inventory({"mlp.experts.lora_A.weight": (5, 6), "mlp.experts.lora_B.weight": (8, 5)})
+    assert (kept.modules["mlp.experts"].rank, kept.modules["mlp.experts"].experts) == (5, 1)
+    assert kept.unconfigured == ("mlp.experts",)
+
+
 def test_tensors_of_another_rank_than_configured_have_their_own_and_are_named() -> None:
     shapes = {
         "q.lora_A.weight": (4, 8),
@@ -160,6 +173,7 @@ def test_tensors_of_another_rank_than_configured_have_their_own_and_are_named() 
     assert ([module.rank for module in kept.modules.values()], kept.unconfigured) == ([4, 2], ("q",))
     patterned = inventory(shapes, rank_pattern={"q": 4})
     assert ([module.rank for module in patterned.modules.values()], patterned.unconfigured) == ([4, 2], ())
+    assert inventory(shapes, rank_pattern={"q": 4, "k": 8}).unconfigured == ("k",)
 
 
 STEMS = st.sampled_from(["q", "k", P + "q", "mlp.experts", "mlp.experts.base_layer", "e"])

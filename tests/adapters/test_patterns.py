@@ -48,6 +48,13 @@ def test_a_plain_key_is_a_suffix_that_starts_at_a_dot() -> None:
 
 
 @pytest.mark.parametrize(
+    "keys", [["self_attn.q_proj", "q_proj"], ["q_proj", "self_attn.q_proj"], ["(q|k)_proj", "q_proj"]]
+)
+def test_of_two_keys_that_match_the_first_wins_however_long(keys: list[str]) -> None:
+    assert NamePatterns("x", keys).find("model.self_attn.q_proj") == keys[0]
+
+
+@pytest.mark.parametrize(
     ("key", "message"),
     [
         ("(", "is no regex of bounded cost"),

@@ -8,7 +8,7 @@ from loraledger.adapters.catalog import (
     build_catalog,
 )
 from loraledger.adapters.digest import content_digest
-from loraledger.adapters.folder import AdapterFolder, read_folder
+from loraledger.adapters.folder import AdapterFolder, FolderReader, read_folder
 from loraledger.adapters.store import Store
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Catalog",
     "CatalogEntry",
     "CatalogProblem",
+    "FolderReader",
     "Store",
     "build_catalog",
     "content_digest",

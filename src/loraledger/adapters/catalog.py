@@ -27,7 +27,7 @@ from loraledger.adapters.base import BaseModel, read_base
 from loraledger.adapters.digest import content_digest
 from loraledger.adapters.engine import EngineSettings
 from loraledger.adapters.files import CONFIG_NAME, contained
-from loraledger.adapters.folder import AdapterFolder, read_folder
+from loraledger.adapters.folder import AdapterFolder, FolderReader
 from loraledger.adapters.store import Store
 from loraledger.adapters.verdict import Finding, Verdict, judge
 from loraledger.config.checks import is_pattern
@@ -93,15 +93,16 @@ def build_catalog(settings: Settings, store: Store | None = None) -> Catalog:
     refused = refused_adapters([spec.name for spec in specs], settings.base.names)
     entries: list[CatalogEntry] = []
     warnings: list[str] = []
+    reader = FolderReader()
     for index, spec in enumerate(specs):
         listed = index < len(settings.adapters.list)
         try:
             if index in refused:
                 raise InputFileError(f"the name {refused[index]}")
             root = None if listed else folder
-            read = read_folder(spec.name, spec.path, root=root)
+            read = reader.read(spec.name, spec.path, root=root)
             warnings += _judged(read, base, settings.replicas)
-            entries.append(_entry(spec, read, root, settings.tenants, store))
+            entries.append(_entry(spec, reader, read, root, settings.tenants, store))
         except InputFileError as error:
             problems.append(CatalogProblem(spec.name, spec.path, error.message))
     if folder is not None:
@@ -124,7 +125,12 @@ def engine_settings(replica: Replica) -> EngineSettings:
 
 
 def _entry(
-    spec: AdapterSpec, read: AdapterFolder, root: Path | None, tenants: Iterable[Tenant], store: Store | None
+    spec: AdapterSpec,
+    reader: FolderReader,
+    read: AdapterFolder,
+    root: Path | None,
+    tenants: Iterable[Tenant],
+    store: Store | None,
 ) -> CatalogEntry:
     if read.sharded:
         raise InputFileError("its weights are in several files, which engines do not read: save them as one")
@@ -133,7 +139,7 @@ def _entry(
     else:
         stored = store.admit(*read.files, root=root, holder=CATALOG)
         digest, path = stored.digest, stored.path
-        if read_folder(spec.name, path).layout_id != read.layout_id:  # what was judged must be what is served
+        if reader.read(spec.name, path).layout_id != read.layout_id:  # what was judged must be what is served
             raise InputFileError("changed while it was taken in: have the folders read again")
     return CatalogEntry(spec.name, read, digest, path, granted(spec, tenants), spec.pin, spec.replicas)
 

@@ -6,7 +6,7 @@ eight bytes may claim exabytes), each type is known, shape times width equals ea
 the data without hole or overlap, and the data ends with the file, which is how a download that stopped half-way shows.
 Beyond the format, an empty tensor is refused: it is what remains of weights that were saved while split over GPUs.
 
-**Two decoders, one verdict.** Typed decoding by msgspec is seven times as fast as a strict parser, and blind to a name
+**Two decoders, one verdict.** Typed decoding by msgspec is five times as fast as a strict parser, and blind to a name
 given twice: the last wins. Counting quotes closes the gap. A tensor that decodes completely takes at least ten (two of
 its name, six of its three keys, two of its type), so a header with exactly ten a tensor, plus those of its metadata, has
 no second tensor of one name, no key twice and no key that the format lacks. Any other count, and any byte that the two parsers
@@ -34,7 +34,8 @@ MAX_HEADER: Final = 100_000_000
 """Bytes; the bound of the safetensors format."""
 
 MAX_TENSORS: Final = 200_000
-"""A pair on each of 384 experts' three matrices in 60 layers makes 138,240; decoding this many takes 250 MiB."""
+"""A pair on each of 384 experts' three matrices in 60 layers makes 138,240. At the limit the strict parser takes 150 MiB
+and 1.4 s."""
 
 MAX_NAME: Final = 1_000
 """Characters; the longest in public adapters has below 200."""

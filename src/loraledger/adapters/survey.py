@@ -22,7 +22,7 @@ from typing import Final
 from loraledger.adapters.base import BaseModel
 from loraledger.adapters.engine import EngineSettings
 from loraledger.adapters.files import CONFIG_NAME, WEIGHTS_NAME
-from loraledger.adapters.folder import AdapterFolder, read_folder
+from loraledger.adapters.folder import AdapterFolder, FolderReader
 from loraledger.adapters.footprint import (
     HostBytes,
     SlotBytes,
@@ -182,9 +182,10 @@ def _looks_like_adapter(folder: Path) -> bool:
 
 def survey(places: Iterable[Place], base: BaseModel | None, engine: EngineSettings) -> Iterator[Row | Unreadable]:
     """A row for each of ``places``, read when asked for. Only headers are read."""
+    reader = FolderReader()
     for place in places:
         try:
-            yield row_of(read_folder(place.name, place.path, root=place.root), base, engine)
+            yield row_of(reader.read(place.name, place.path, root=place.root), base, engine)
         except InputFileError as error:
             yield Unreadable(place.name, place.path, error.message)
 
