@@ -1,0 +1,8 @@
+"""What holds for every test: no test is judged by how long it took, because machines are shared."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
