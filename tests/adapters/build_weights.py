@@ -16,8 +16,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from loraledger.adapters.base import BaseModel, read_base
-from loraledger.adapters.folder import AdapterFolder, read_folder
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.base import BaseModel, read_base
 
 CASES = Path(__file__).parent.parent / "cases"
 WIDTHS = {"BF16": 2, "F32": 4}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.base import BaseModel, build_base, read_base
-from loraledger.adapters.families import FAMILIES, MULTIMODAL
+from loraledger.adapters.sizing.base import BaseModel, build_base, read_base
+from loraledger.adapters.sizing.families import FAMILIES, MULTIMODAL
 from loraledger.errors import InputFileError
 
 from .build_weights import BASE_8B, SMALL, write_weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loraledger.adapters.base import served_modules
+from loraledger.adapters.sizing.base import served_modules
 from loraledger.errors import InputFileError
 
 from .test_base import SMALL_MOE, base_of

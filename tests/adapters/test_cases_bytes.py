@@ -10,10 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from loraledger.adapters.engine import EngineName, EngineSettings
-from loraledger.adapters.folder import AdapterFolder, read_folder
-from loraledger.adapters.footprint import SlotBytes, adapter_device_bytes, host_bytes, kv_tokens, slot_bytes
-from loraledger.adapters.verdict import judge
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.engine import EngineName, EngineSettings
+from loraledger.adapters.sizing.footprint import SlotBytes, adapter_device_bytes, host_bytes, kv_tokens, slot_bytes
+from loraledger.adapters.verdict.judge import judge
 
 from .build_weights import (
     BASE_8B,
@@ -143,7 +143,7 @@ def test_bf16_header_is_read_without_its_data_or_a_tensor_library(tmp_path: Path
     program = """
 import sys
 from pathlib import Path
-from loraledger.adapters.folder import read_folder
+from loraledger.adapters.reading.folder import read_folder
 def read():
     text = Path("/proc/self/io").read_text()
     return int(text.split("rchar: ")[1].split()[0])

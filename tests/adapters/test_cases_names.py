@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from loraledger.adapters.files import contained
+from loraledger.adapters.reading.files import contained
 from loraledger.config.names import bad_name, clash_with_base, refused_adapters
 from loraledger.engines.scrape import parse_metrics
 from loraledger.errors import InputFileError

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.base import BaseModel
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import AdapterFolder, read_folder
-from loraledger.adapters.verdict import Verdict, judge
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.judge import Verdict, judge
 from loraledger.errors import InputFileError
 
 from .build_weights import (

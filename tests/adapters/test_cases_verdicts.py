@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.base import BaseModel, served_modules
-from loraledger.adapters.engine import MAX_RANKS, EngineSettings, smallest_max_rank
-from loraledger.adapters.folder import AdapterFolder, read_folder
-from loraledger.adapters.footprint import slot_bytes
-from loraledger.adapters.verdict import Finding, Verdict, judge
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.base import BaseModel, served_modules
+from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings, smallest_max_rank
+from loraledger.adapters.sizing.footprint import slot_bytes
+from loraledger.adapters.verdict.judge import Finding, Verdict, judge
 from loraledger.errors import InputFileError
 
 from .build_weights import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.files import contained, read_small
+from loraledger.adapters.reading.files import contained, read_small
 from loraledger.errors import InputFileError
 
 

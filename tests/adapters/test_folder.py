@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from loraledger.adapters import AdapterFolder, read_folder
-from loraledger.adapters.folder import MAX_REMEMBERED, FolderReader
-from loraledger.adapters.modules import Inventory, LoraModule, Part
+from loraledger.adapters.reading.folder import MAX_REMEMBERED, FolderReader
+from loraledger.adapters.reading.modules import Inventory, LoraModule, Part
 from loraledger.errors import InputFileError
 
 from .conftest import LFS_POINTER, TENSORS, MakeAdapter, safetensors

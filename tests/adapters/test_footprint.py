@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.base import BaseModel, build_base, served_modules
-from loraledger.adapters.engine import EngineName, EngineSettings, smallest_max_rank
-from loraledger.adapters.folder import AdapterFolder, read_folder
-from loraledger.adapters.footprint import (
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.base import BaseModel, build_base, served_modules
+from loraledger.adapters.sizing.engine import EngineName, EngineSettings, smallest_max_rank
+from loraledger.adapters.sizing.footprint import (
     adapter_device_bytes,
     host_bytes,
     kv_tokens,

@@ -14,7 +14,7 @@ import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.header import (
+from loraledger.adapters.reading.header import (
     BITS,
     MAX_HEADER,
     MAX_NAME,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.jsonfile import read_object
+from loraledger.adapters.reading.jsonfile import read_object
 from loraledger.errors import InputFileError
 
 VALUES = st.recursive(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.header import Tensor
-from loraledger.adapters.modules import Inventory, LoraModule, Part, take_inventory
-from loraledger.adapters.peft import PeftConfig, read_config
+from loraledger.adapters.reading.header import Tensor
+from loraledger.adapters.reading.modules import Inventory, LoraModule, Part, take_inventory
+from loraledger.adapters.reading.peft import PeftConfig, read_config
 
 P = "base_model.model."
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.patterns import MAX_REGEX_LENGTH, MAX_REGEXES, NamePatterns
+from loraledger.adapters.reading.patterns import MAX_REGEX_LENGTH, MAX_REGEXES, NamePatterns
 from loraledger.errors import InputFileError
 
 PART = st.sampled_from(["q_proj", "k_proj", "proj", "layers", "0", "1", "10", "mlp"])

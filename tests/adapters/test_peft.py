@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.peft import PeftConfig, read_config
+from loraledger.adapters.reading.peft import PeftConfig, read_config
 from loraledger.errors import InputFileError
 
 BASE: dict[str, Any] = {"r": 8, "lora_alpha": 16, "target_modules": ["v_proj", "q_proj"]}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from loraledger.adapters import read_folder
-from loraledger.adapters.folder import FolderReader
-from loraledger.adapters.shards import MAX_SHARDS
+from loraledger.adapters.reading.folder import FolderReader
+from loraledger.adapters.reading.shards import MAX_SHARDS
 from loraledger.errors import InputFileError
 
 from .conftest import LFS_POINTER, TENSORS, MakeAdapter, safetensors

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.known_digests import KnownDigests
-from loraledger.adapters.store import EARLIER, Store, Stored
+from loraledger.adapters.store.known_digests import KnownDigests
+from loraledger.adapters.store.store import EARLIER, Store, Stored
 from loraledger.errors import InputFileError, InternalError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -245,7 +245,7 @@ def test_paths_stay_true_when_the_working_folder_changes(tmp_path: Path, monkeyp
 
 
 def test_a_kill_costs_no_more_than_a_bound_of_reading_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("loraledger.adapters.store._SAVE_EVERY", 250)
+    monkeypatch.setattr("loraledger.adapters.store.store._SAVE_EVERY", 250)
     sizes = []
     with Store.open(tmp_path / "store", None, now=lambda: time.time_ns() + 3 * 10**9) as store:
         for name in "abc":

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.admission import opened
-from loraledger.adapters.digest import content_digest
-from loraledger.adapters.files import config_file, weights_file
-from loraledger.adapters.store import Store
+from loraledger.adapters.reading.digest import content_digest
+from loraledger.adapters.reading.files import config_file, weights_file
+from loraledger.adapters.store.admission import opened
+from loraledger.adapters.store.store import Store
 from loraledger.errors import InputFileError
 
 from .test_store import CONFIG, WEIGHTS, admit, content, hidden, tenant

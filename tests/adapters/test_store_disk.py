@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.store import Store
+from loraledger.adapters.store.store import Store
 from loraledger.errors import ConfigError, InputFileError
 
 from .test_store import WEIGHTS, admit, content, hidden, tenant
@@ -68,7 +68,7 @@ def test_an_entry_whose_name_cannot_be_made_durable_is_taken_back(
 
     tenant(tmp_path / "a")
     with monkeypatch.context() as patch:
-        patch.setattr("loraledger.adapters.store.sync_folder", fails)
+        patch.setattr("loraledger.adapters.store.store.sync_folder", fails)
         with pytest.raises(InputFileError, match="Input/output error"):
             admit(store, tmp_path / "a")
     assert [child.name for child in store.root.iterdir()] == [".lock"]

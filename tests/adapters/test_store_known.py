@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraledger.adapters import known_digests
-from loraledger.adapters.known_digests import SETTLED_NS, KnownDigests, PairKey, StatKey, stat_key
+from loraledger.adapters.store import known_digests
+from loraledger.adapters.store.known_digests import SETTLED_NS, KnownDigests, PairKey, StatKey, stat_key
 
 OLD = 1_000_000_000
 LATER = OLD + SETTLED_NS

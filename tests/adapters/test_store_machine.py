@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from loraledger.adapters.store import EARLIER, Store
+from loraledger.adapters.store.store import EARLIER, Store
 from loraledger.errors import InputFileError
 
 from .test_store import admit, hidden, tenant

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.store import Store, Stored
+from loraledger.adapters.store.store import Store, Stored
 from loraledger.errors import ConfigError, InputFileError
 
 from .test_store import WEIGHTS, admit, hidden, tenant
@@ -22,7 +22,7 @@ from .test_store import WEIGHTS, admit, hidden, tenant
 PRELUDE = """
 import os, resource, sys
 from pathlib import Path
-from loraledger.adapters.store import Store
+from loraledger.adapters.store.store import Store
 from loraledger.errors import InputFileError
 root, folder = Path(sys.argv[1]), Path(sys.argv[2])
 store = Store.open(root, None)

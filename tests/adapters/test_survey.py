@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.base import BaseModel
-from loraledger.adapters.engine import EngineSettings
+from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.survey import Row, Slots, Unreadable, find, slots_of, sum_up, survey
 from loraledger.errors import InputFileError
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.basemodel import served_modules
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.verdict import Verdict, judge
+from loraledger.adapters.sizing.basemodel import served_modules
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.judge import Verdict, judge
 
 from .verdicts import (
     ALL,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.verdict import judge
+from loraledger.adapters.verdict.judge import judge
 
 from .verdicts import (
     ALL,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.engine import EngineName, EngineSettings
-from loraledger.adapters.verdict import judge
+from loraledger.adapters.sizing.engine import EngineName, EngineSettings
+from loraledger.adapters.verdict.judge import judge
 
 from .verdicts import (
     ALL,

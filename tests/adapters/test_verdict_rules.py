@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.basemodel import served_modules
-from loraledger.adapters.engine import MAX_RANKS, EngineSettings
-from loraledger.adapters.footprint import slot_bytes
-from loraledger.adapters.verdict import judge
+from loraledger.adapters.sizing.basemodel import served_modules
+from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings
+from loraledger.adapters.sizing.footprint import slot_bytes
+from loraledger.adapters.verdict.judge import judge
 
 from .verdicts import (
     ATTENTION,

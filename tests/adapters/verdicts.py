@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from loraledger.adapters.basemodel import BaseModel, BaseModule, Kind
-from loraledger.adapters.engine import EngineName, EngineSettings
-from loraledger.adapters.folder import AdapterFolder
-from loraledger.adapters.header import Tensor
-from loraledger.adapters.modules import take_inventory
-from loraledger.adapters.peft import read_config
-from loraledger.adapters.verdict import Finding, Verdict
+from loraledger.adapters.reading.folder import AdapterFolder
+from loraledger.adapters.reading.header import Tensor
+from loraledger.adapters.reading.modules import take_inventory
+from loraledger.adapters.reading.peft import read_config
+from loraledger.adapters.sizing.basemodel import BaseModel, BaseModule, Kind
+from loraledger.adapters.sizing.engine import EngineName, EngineSettings
+from loraledger.adapters.verdict.judge import Finding, Verdict
 
 Sizes = dict[str, tuple[int, int]]
 """Full name -> (in, out)."""

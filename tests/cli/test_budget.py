@@ -13,8 +13,6 @@ import pytest
 
 from adapters.build_weights import BASE_8B, Dims, build, pairs, spec_of
 from adapters.conftest import CONFIG
-from loraledger.cli import main
-from loraledger.cli.budget import budget
 
 from .conftest import Cli, Done
 
@@ -23,12 +21,6 @@ SLOT = 335_544_320
 """Bytes of one slot of rank 64 of an 8B base with 1,024-wide KV."""
 
 EXAMPLE = ("--device-memory", "80GiB", "--floor", "48GiB", "--safety", "4GiB", "--kv", "20GiB", "--adapter", "240MiB")
-
-
-@pytest.fixture(autouse=True)
-def verb() -> None:
-    if "budget" not in {command.name for command in main.app.registered_commands}:
-        main.app.command("budget")(budget)
 
 
 @pytest.fixture
@@ -44,15 +36,6 @@ def adapters(tmp_path: Path) -> Path:
             tmp_path / "many" / f"r{rank}", {**CONFIG, "r": rank}, spec_of("slots-reserved-60", f"tensors_r{rank}.json")
         )
     return tmp_path / "many"
-
-
-PROGRAM = """
-from loraledger.cli import main
-from loraledger.cli.budget import budget
-if "budget" not in {command.name for command in main.app.registered_commands}:
-    main.app.command("budget")(budget)
-main.main()
-"""
 
 
 def document(done: Done) -> Any:
@@ -298,7 +281,7 @@ def test_on_a_terminal_of_80_columns_nothing_is_cut(base: Path, adapters: Path, 
     host, guest = pty.openpty()
     environment = {**os.environ, "COLUMNS": "80", "TERM": "dumb", "PYTHONIOENCODING": "utf-8"}
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "budget", *words],
+        [sys.executable, "-m", "loraledger.cli.main", "budget", *words],
         stdout=guest,
         env=environment,
         cwd=tmp_path,
@@ -318,7 +301,7 @@ def test_on_a_terminal_of_80_columns_nothing_is_cut(base: Path, adapters: Path, 
 def test_bars_are_plain_where_blocks_cannot_be_written(base: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "budget", *EXAMPLE],
+        [sys.executable, "-m", "loraledger.cli.main", "budget", *EXAMPLE],
         capture_output=True,
         env=environment,
         text=True,

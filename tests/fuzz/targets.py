@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 
 import safetensors
 
-from loraledger.adapters.folder import AdapterFolder, FolderReader
-from loraledger.adapters.header import Header, quick_parse, read_header, strict_parse
+from loraledger.adapters.reading.folder import AdapterFolder, FolderReader
+from loraledger.adapters.reading.header import Header, quick_parse, read_header, strict_parse
 from loraledger.errors import InputFileError
 
 _Read = TypeVar("_Read")

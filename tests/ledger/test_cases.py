@@ -13,10 +13,10 @@ import pytest
 
 from adapters.build_weights import BASE_8B, CASES, Dims, build, expected, spec_of
 from adapters.conftest import CONFIG
-from loraledger.adapters.base import BaseModel
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import read_folder
-from loraledger.adapters.footprint import adapter_device_bytes
+from loraledger.adapters.reading.folder import read_folder
+from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.sizing.footprint import adapter_device_bytes
 from loraledger.ledger.accounts import ledger_of
 from loraledger.ledger.budget import BLOCK_TOKENS, Plan, at_rank, exact_budget
 from loraledger.ledger.figures import configured, unknown

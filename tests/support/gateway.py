@@ -17,7 +17,7 @@ from typing import Any, Self
 import httpx2
 
 from loraledger.adapters import content_digest
-from loraledger.adapters.files import CONFIG_NAME, WEIGHTS_NAME
+from loraledger.adapters.reading.files import CONFIG_NAME, WEIGHTS_NAME
 from loraledger.conductor.reading import open_record
 from loraledger.config import hash_key
 from loraledger.record.tables import Row, TableName

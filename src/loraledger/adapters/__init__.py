@@ -7,9 +7,9 @@ from loraledger.adapters.catalog import (
     CatalogProblem,
     build_catalog,
 )
-from loraledger.adapters.digest import content_digest
-from loraledger.adapters.folder import AdapterFolder, FolderReader, read_folder
-from loraledger.adapters.store import Store
+from loraledger.adapters.reading.digest import content_digest
+from loraledger.adapters.reading.folder import AdapterFolder, FolderReader, read_folder
+from loraledger.adapters.store.store import Store
 
 __all__ = [
     "CATALOG",

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from loraledger.adapters.base import BaseModel
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.files import CONFIG_NAME, WEIGHTS_NAME
-from loraledger.adapters.folder import AdapterFolder, FolderReader
-from loraledger.adapters.footprint import (
+from loraledger.adapters.reading.files import CONFIG_NAME, WEIGHTS_NAME
+from loraledger.adapters.reading.folder import AdapterFolder, FolderReader
+from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.sizing.footprint import (
     HostBytes,
     SlotBytes,
     adapter_device_bytes,
@@ -32,7 +32,7 @@ from loraledger.adapters.footprint import (
     served_dtype,
     slot_bytes,
 )
-from loraledger.adapters.verdict import Outcome, Verdict, judge
+from loraledger.adapters.verdict.judge import Outcome, Verdict, judge
 from loraledger.config.names import bad_name
 from loraledger.errors import InputFileError
 

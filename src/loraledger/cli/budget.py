@@ -20,7 +20,7 @@ from loraledger.errors import InputFileError, ObjectiveError
 from loraledger.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from loraledger.adapters.engine import EngineSettings
+    from loraledger.adapters.sizing.engine import EngineSettings
     from loraledger.adapters.survey import Unreadable
     from loraledger.ledger.budget import ExactBudget, FolderBudget, Plan, RoughBudget
 
@@ -96,7 +96,7 @@ def budget(
         return
     if floor is not None or adapter is not None or (kv is not None and kv_tokens is not None):
         raise typer.BadParameter("--base works out --floor and --adapter itself, and takes one of --kv and --kv-tokens")
-    from loraledger.adapters.engine import EngineSettings
+    from loraledger.adapters.sizing.engine import EngineSettings
 
     engine = EngineSettings(
         max_loras=max_loras,
@@ -128,8 +128,8 @@ def _plan(
     kv: int | None,
     kv_tokens: int | None,
 ) -> Plan:
-    from loraledger.adapters.base import read_base
-    from loraledger.adapters.engine import MAX_RANKS
+    from loraledger.adapters.sizing.base import read_base
+    from loraledger.adapters.sizing.engine import MAX_RANKS
     from loraledger.ledger.budget import BLOCK_TOKENS, UTILIZATION, Plan, kv_for
 
     if engine.max_lora_rank not in MAX_RANKS:

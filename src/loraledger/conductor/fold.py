@@ -129,6 +129,7 @@ class RowFold:
                 self._unqueue(row, at)
                 self._decided(at, row, command.decision, out)
                 row.replica, row.attempt, row.dispatched = command.replica, command.attempt, at
+                row.engine = None  # of an attempt that failed
                 row.digest = self._digest(row.adapter)
                 self.state.replicas.setdefault(command.replica, ReplicaView()).in_flight += 1
             case ev.Queue():
@@ -223,17 +224,20 @@ class RowFold:
         match event:
             case ev.TiersObserved():
                 view.probed = True
+                view.slots = dict.fromkeys(event.active)
             case ev.StepsObserved():
                 add_steps(view, event)
             case ev.ProbeLost():
                 view.probed = False
                 self._expire(event.at, out, event.replica)
             case ev.EngineFinished():
-                closed = self.state.closing.pop(event.request, None)
+                closed = self.state.closing.get(event.request)
                 row = self.state.open.get(event.request) if closed is None else closed.row
-                if row is not None and row.replica == event.replica and row.engine is None:
-                    row.engine = event
+                if row is None or row.replica != event.replica:
+                    return  # of an attempt that was given up
+                row.engine = event
                 if closed is not None:
+                    del self.state.closing[event.request]
                     out.append(("requests", self._closed(closed)))
 
     def _row(
@@ -265,7 +269,7 @@ class RowFold:
         view = self.state.replicas.setdefault(change.replica, ReplicaView())
         if change.tier_after == "gpu":
             view.slots[change.engine_name] = None
-        elif change.tier_before == "gpu":
+        elif change.tier_after in ("host", "disk"):
             view.slots.pop(change.engine_name, None)
         return {
             "at_ns": at,

@@ -127,11 +127,11 @@ def request_columns(row: OpenRow, measured: ev.Measured) -> Row:
 
 def _engine_columns(row: OpenRow, measured: ev.Measured, engine: ev.EngineFinished) -> Row:
     """What only the engine knows. ``unattributed_ns`` is null unless every other part of the time to first token is known."""
-    own = None if engine.prefill is None else max(0, engine.prefill - (engine.stall or 0))
-    parts = (engine.queue, engine.prefill)
+    stall = engine.stall or 0
+    own = None if engine.prefill is None else max(0, engine.prefill - stall)
     rest = None
-    if measured.first_token is not None and row.dispatched is not None and None not in parts:
-        rest = measured.first_token - row.dispatched - sum(part for part in parts if part is not None)
+    if measured.first_token is not None and row.dispatched is not None and own is not None and engine.queue is not None:
+        rest = measured.first_token - row.dispatched - engine.queue - stall - own
     return {
         "engine_access": engine.access,
         "engine_queue_ns": engine.queue,

@@ -8,11 +8,15 @@ make are told once per reading, whole, so that a consumer need not know the engi
 the answer came) and (its time - our time when we asked), for every answer; all answers together narrow it down, and the snapshot,
 which is not held back, gives the tightest pair. ``as_of`` is put at the early end, and a tenth of a second before the answer,
 because the probe gathers the events of its processes twenty times a second.
+
+**What is fed is what the journal can read back.** A reply is only as well formed as the engine that sent it, so each event passes
+through its own wire form first; what does not is a bad reply, like any other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
@@ -25,6 +29,7 @@ from loraledger.errors import TargetError
 from loraledger.events import (
     ActivationObserved,
     EngineFinished,
+    Event,
     EvictionObserved,
     FloorObserved,
     HitClass,
@@ -33,6 +38,8 @@ from loraledger.events import (
     ProbeLost,
     StepsObserved,
     TiersObserved,
+    decode_event,
+    encode,
 )
 
 log = logging.getLogger(__name__)
@@ -41,7 +48,11 @@ GAP_S: Final = 0.05
 """Between two readings: a busy engine has events at all times."""
 AGAIN_S: Final = (0.5, 10.0)
 """First and longest pause before a probe that failed is asked again."""
+_LONG: Final = 30_000_000_000
+"""What worked for so long and then failed is asked again soon."""
 LAG: Final = 100_000_000
+RETELL: Final = 5_000_000_000
+"""The lists are told this often even if nothing moved: their age shows that the probe answers."""
 _ACCESS: Final[dict[str, HitClass]] = {"slot": "gpu", "host": "host", "miss": "disk", "base": "base"}
 
 
@@ -66,7 +77,7 @@ class Skew:
 
 
 class ProbeFollower:
-    """One replica's probe. ``target.probe_key`` must be set."""
+    """One replica's probe. ``target.probe_key`` must be set. Nothing is asked before ``look``."""
 
     def __init__(self, target: ReplicaTarget, feed: Feed, clock: Clock) -> None:
         self._name = target.name
@@ -75,22 +86,38 @@ class ProbeFollower:
         self._api = ProbeApi(target)
         self._skew = Skew()
         self._told: str | None = None
+        self._told_tiers = 0
+        self._anew = asyncio.Event()
+
+    def look(self) -> None:
+        """The replica came up, or up again: begin with a snapshot now, whatever was tried before."""
+        self._anew.set()
 
     async def run(self) -> None:
         """Follow until cancelled."""
+        await self._anew.wait()
         pause = AGAIN_S[0]
         while True:
+            self._anew.clear()
             began = self._clock()
-            try:
-                await self._follow()
-            except BootChangedError as error:
-                log.info("replica %s: %s: its probe is read anew", self._name, error.message)
-            except TargetError as error:
-                self._lost(error.code, error.message)
-            except (KeyError, TypeError, ValueError, IndexError) as error:
-                self._lost("bad_reply", f"the probe sent what this version does not understand: {error!r}")
-            pause = AGAIN_S[0] if self._clock() - began > 30e9 else min(2 * pause, AGAIN_S[1])
-            await asyncio.sleep(pause)
+            await self._try()
+            if self._clock() - began > _LONG:
+                pause = AGAIN_S[0]
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._anew.wait()
+            pause = AGAIN_S[0] if self._anew.is_set() else min(2 * pause, AGAIN_S[1])
+
+    async def _try(self) -> None:
+        """Follow until something is in the way."""
+        try:
+            await self._follow()
+        except BootChangedError as error:
+            log.info("replica %s: %s: its probe is read anew", self._name, error.message)
+        except TargetError as error:
+            self._lost(error.code, error.message)
+        except Exception as error:  # task supervisor: whatever an engine sends must not end the watching of it
+            self._lost("bad_reply", f"the probe sent what this version does not understand: {error!r}"[:400])
 
     async def move(self, engine_name: str, verb: MoveVerb) -> None:
         """Have an adapter moved. Raises ``TargetError`` with the probe's code and reason when it refuses."""
@@ -104,7 +131,11 @@ class ProbeFollower:
         if self._told != code:
             self._told = code
             log.warning("replica %s: no word from its probe: %s", self._name, message)
-            self._feed(ProbeLost(self._clock(), self._name, f"{code}: {message}"))
+            self._say(ProbeLost(self._clock(), self._name, f"{code}: {message}"))
+
+    def _say(self, event: Event) -> None:
+        """Feed an event. Raises ``msgspec.DecodeError`` when one of its fields is of another kind than declared."""
+        self._feed(decode_event(encode(event)))
 
     async def _follow(self) -> None:
         asked = self._clock()
@@ -118,15 +149,17 @@ class ProbeFollower:
             self._told = None
         boot, after = snapshot["boot"], snapshot["seq"]
         never_came: int | None = None
-        while True:
+        while not self._anew.is_set():
             asked = self._clock()
             answer = await self._api.events(after, boot, WAIT_S)
             if answer["lost"] or (never_came is not None and answer["spool_lost"] > never_came):
                 raise BootChangedError("events were lost")
             never_came = answer["spool_lost"]
-            self._skew.see(answer["now"]["wall_ns"], asked, self._clock())
-            if self._take(residency, answer["events"]):
-                self._tell_tiers(residency, answer["now"]["wall_ns"] - LAG)
+            now, events = answer["now"]["wall_ns"], answer["events"]
+            self._skew.see(now, asked, self._clock())
+            if self._take(residency, events) or self._clock() - self._told_tiers >= RETELL:
+                last = events[-1]["wall_ns"] if events else now  # a page may end long before the present
+                self._tell_tiers(residency, min(now - LAG, last))
             after = answer["next_seq"]
             await asyncio.sleep(GAP_S)
 
@@ -135,7 +168,7 @@ class ProbeFollower:
         moved = False
         steps: list[dict[str, Any]] = []
         for event in events:
-            if event["role"] == "worker" and residency.apply(event):
+            if residency.apply(event):
                 moved = True
             match event["kind"]:
                 case "load_end" | "activation_end" | "slot_evict" | "host_evict" if event["rank"] == 0:
@@ -154,8 +187,9 @@ class ProbeFollower:
 
     def _tell_tiers(self, residency: Residency, wall: int) -> None:
         residency.forget_gone()
+        self._told_tiers = self._clock()
         host = residency.host
-        self._feed(
+        self._say(
             TiersObserved(
                 self._clock(),
                 self._name,
@@ -170,7 +204,7 @@ class ProbeFollower:
     def _tell_floor(self, snapshot: dict[str, Any]) -> None:
         floor: dict[str, Any] = next((entry for entry in snapshot["floor"] if entry["rank"] == 0), {})
         slots, kv = snapshot.get("allocated") or {}, snapshot.get("kv") or {}
-        self._feed(
+        self._say(
             FloorObserved(
                 self._clock(),
                 self._name,
@@ -196,13 +230,13 @@ class ProbeFollower:
             return
         match event["kind"]:
             case "load_end":
-                self._feed(LoadObserved(at, self._name, name, took, event.get("bytes")))
+                self._say(LoadObserved(at, self._name, name, took, event.get("bytes")))
             case "activation_end":
-                self._feed(ActivationObserved(at, self._name, name, took))
+                self._say(ActivationObserved(at, self._name, name, took))
             case "host_evict":
-                self._feed(EvictionObserved(at, self._name, name, "host", event["cause"]))
+                self._say(EvictionObserved(at, self._name, name, "host", event["cause"]))
             case _ if event["cause"] != "host_evict":  # that one empties the slot by itself
-                self._feed(EvictionObserved(at, self._name, name, "gpu", event["cause"]))
+                self._say(EvictionObserved(at, self._name, name, "gpu", event["cause"]))
 
     def _tell_steps(self, steps: list[dict[str, Any]]) -> None:
         last = steps[-1]
@@ -210,7 +244,7 @@ class ProbeFollower:
         for event in steps:
             for name, count in event["blocked"].items():
                 blocked[name] = max(count, blocked.get(name, 0))
-        self._feed(
+        self._say(
             StepsObserved(
                 self._clock(),
                 self._name,
@@ -226,7 +260,7 @@ class ProbeFollower:
         )
 
     def _tell_request(self, event: dict[str, Any]) -> None:
-        self._feed(
+        self._say(
             EngineFinished(
                 self._clock(),
                 self._name,

@@ -2,44 +2,46 @@
 
 Each rank process of an engine keeps lists of its own, and they may differ: a batch's adapters are walked in the order of a hash
 set, which is another in each process. An adapter is surely in a tier only where every rank has it, so what counts is what all
-have, in the order of rank 0. Names are engine-side; two copies of one name (a ghost and its successor) count as one.
+have, in the order of rank 0. Names are engine-side; two copies of one name (a ghost and its successor) count as one. Which slot
+an adapter is in decides nothing, so only the lists are kept.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 Event = dict[str, Any]
+MOST: Final = 100_000
+"""Entries of a list: more is no engine."""
 
 
 class Worker:
-    """One rank process: ids by slot, and both lists, least recently used first."""
+    """One rank process: ids in both lists, least recently used first."""
 
     def __init__(self, snapshot: Event) -> None:
         self.n: int = snapshot["n"]
-        self.slots: list[int | None] = list(snapshot["slots"])
         self.active: dict[int, None] = dict.fromkeys(snapshot["slot_order"])
         self.host: dict[int, None] = dict.fromkeys(snapshot["host"])
 
     def apply(self, event: Event) -> bool:
-        """Take in one event; ``False`` when it moved nothing, or the snapshot contained it already."""
+        """Take in one event; ``False`` when it moved nothing, or the snapshot contained it already. Raises ``ValueError``."""
         if event["n"] <= self.n:
             return False
         self.n = event["n"]
         match event["kind"]:
             case "slots_allocated":
-                self.slots, self.active, self.host = [None] * event["slots"], {}, {}
+                self.active, self.host = {}, {}
             case "load_end":
                 self.host.pop(event["id"], None)
                 self.host[event["id"]] = None
+                if len(self.host) > MOST:
+                    raise ValueError(f"{len(self.host)} adapters in one host cache")
             case "host_evict":
                 self.host.pop(event["id"], None)
             case "activation_start":
-                self.slots[event["slot"]] = event["id"]
                 self.active[event["id"]] = None
                 self._touch(event["id"])
             case "slot_evict":
-                self.slots[event["slot"]] = None
                 self.active.pop(event["id"], None)
             case "touch":
                 for adapter in event["ids"]:
@@ -64,18 +66,22 @@ class Residency:
         self._bytes: dict[int, int | None] = {}
         for entry in snapshot["host"]:
             self._learn(entry)
-        self._pinned = {entry["id"] for entry in snapshot["host"] if entry["pinned"]}
+        self._pinned: set[str] = {entry["name"] for entry in snapshot["host"] if entry["pinned"]}
 
     def apply(self, event: Event) -> bool:
-        """Take in one event of a worker; whether a list may have changed."""
-        worker = self._workers.get(event["rank"])
-        if worker is None:
-            return False
-        if event["kind"] == "load_end":
-            self._learn(event)
-        elif event["kind"] == "pin_lost":
-            self._pinned.discard(event["id"])
-        return worker.apply(event)
+        """Take in one event; whether a list or a pin may have changed."""
+        match event["kind"]:
+            case "command":
+                return self._commanded(event)
+            case "pin_lost":
+                self._pinned.discard(event["name"])
+                return True
+            case "load_end":
+                self._learn(event)
+            case _:
+                pass
+        worker = self._workers.get(event["rank"]) if event["role"] == "worker" else None
+        return worker is not None and worker.apply(event)
 
     @property
     def host(self) -> tuple[str, ...]:
@@ -90,7 +96,7 @@ class Residency:
     @property
     def pinned(self) -> tuple[str, ...]:
         """Names that the probe keeps."""
-        return tuple(sorted(self._names[adapter] for adapter in self._pinned if adapter in self._names))
+        return tuple(sorted(self._pinned.intersection(self._names.values())))
 
     def bytes_of(self, names: tuple[str, ...]) -> tuple[int | None, ...]:
         """Bytes in memory of one rank, of each of ``names``; ``None`` where the probe did not say."""
@@ -102,6 +108,16 @@ class Residency:
         held = {adapter for worker in self._workers.values() for adapter in worker.host}
         self._names = {adapter: name for adapter, name in self._names.items() if adapter in held}
         self._bytes = {adapter: count for adapter, count in self._bytes.items() if adapter in held}
+
+    def _commanded(self, event: Event) -> bool:
+        """Pins are made by commands only."""
+        if event["refused"] is not None or event["verb"] not in ("pin", "unpin"):
+            return False
+        if event["verb"] == "pin":
+            self._pinned.add(event["name"])
+        else:
+            self._pinned.discard(event["name"])
+        return True
 
     def _learn(self, entry: Event) -> None:
         if entry["name"] is not None:

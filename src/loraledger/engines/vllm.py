@@ -166,6 +166,8 @@ class VllmDriver:
         if is_new:
             self._up, self._down_reason, self._process_start = True, None, start
             self._feed(ReplicaUp(self._clock(), self.name, start, names, version))
+            if self._probe is not None:
+                self._probe.look()
         return names
 
     async def _list_adapters(self) -> tuple[str, ...]:

@@ -1,8 +1,12 @@
 """Taking in what the probe inside an engine reports.
 
 The lists that it sends replace what was believed. They were true a moment ago: what was sent to the replica since then is
-replayed on top, as without a probe, so that a burst of requests for one adapter does not look like a burst of loads. A difference
-between the belief and what replaces it is drift: counted, never an error.
+replayed on top, as without a probe, so that a burst of requests for one adapter does not look like a burst of loads. Single
+moves are told too; where lists are told they change nothing, because the belief may be ahead of them.
+
+A difference between the belief and the lists is drift: counted once for each telling, never an error. What was merely under way is
+none: an adapter that is in flight or was sent for within ``SETTLE`` before the lists were true may not have been read yet, and
+what it will push out is still there.
 """
 
 from __future__ import annotations
@@ -22,8 +26,12 @@ from loraledger.events import (
 )
 from loraledger.kernel.observed import Observed, keep
 from loraledger.kernel.policy import Policy
+from loraledger.kernel.settings import SECOND
 from loraledger.kernel.state import ReplicaState, Turn
 from loraledger.tiers import EngineTiers
+
+SETTLE = SECOND
+"""What an engine was sent this long ago it has read, unless it waits for a slot, and then it is in flight."""
 
 
 def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
@@ -31,13 +39,11 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
     replica = turn.state.replicas[event.replica]
     if not replica.up:
         return
-    lists = EngineTiers(replica.spec.slots, max(replica.spec.host_entries, replica.spec.slots))
-    lists.host.update(dict.fromkeys(event.host))
-    lists.active.update((name, None) for name in event.active if name in lists.host)
+    lists = _lists(replica, event)
+    if replica.observed is not None and _contradict(replica, lists, _sent_since(turn, replica, event.as_of - SETTLE)):
+        turn.drift(replica, "residency")
     for engine_name in _sent_since(turn, replica, event.as_of):
         lists.use(engine_name)
-    if replica.observed is not None and not _agree(replica.tiers, lists):
-        turn.drift(replica, "residency")
     replica.tiers = lists
     if replica.observed is None:
         replica.observed = Observed(event.as_of)
@@ -59,7 +65,7 @@ def loaded(turn: Turn, policy: Policy, event: LoadObserved) -> None:
 def activated(turn: Turn, policy: Policy, event: ActivationObserved) -> None:
     """Bytes were copied from the host cache into a slot."""
     replica = turn.state.replicas[event.replica]
-    if replica.tiers.tier(event.engine_name) != "gpu":
+    if replica.observed is None and replica.tiers.tier(event.engine_name) != "gpu":
         turn.drift(replica, "residency")
         replica.tiers.use(event.engine_name)
     keep(replica.durations.activations, turn.now, event.took)
@@ -70,10 +76,11 @@ def activated(turn: Turn, policy: Policy, event: ActivationObserved) -> None:
 def evicted(turn: Turn, policy: Policy, event: EvictionObserved) -> None:
     """An adapter left a tier."""
     replica = turn.state.replicas[event.replica]
-    believed = replica.tiers.host if event.tier == "host" else replica.tiers.active
-    if event.engine_name in believed:
-        turn.drift(replica, "residency")
-    replica.tiers.drop(event.engine_name, event.tier)
+    if replica.observed is None:
+        believed = replica.tiers.host if event.tier == "host" else replica.tiers.active
+        if event.engine_name in believed:
+            turn.drift(replica, "residency")
+        replica.tiers.drop(event.engine_name, event.tier)
     replica.durations.eviction_rate.add(1, turn.now)
     after: HitClass = "disk" if event.tier == "host" else "host"
     _note(turn, replica, event.engine_name, event.tier, after, f"evicted: {event.cause}", None)
@@ -108,16 +115,36 @@ def move_asked(turn: Turn, policy: Policy, event: MoveAsked) -> None:
         turn.commands.append(Move(number, event.replica, event.adapter, registration.engine_name, event.verb))
 
 
-def _sent_since(turn: Turn, replica: ReplicaState, as_of: int) -> list[str]:
-    """Engine-side names of what is in flight there and was sent after ``as_of``, in the order of the last sending."""
-    name = replica.spec.name
-    sent = [(turn.state.adapters[a].placed.get(name, 0), a) for a in replica.adapters if a in turn.state.adapters]
-    recent = sorted(pair for pair in sent if pair[0] > as_of)
-    return [replica.registrations[a].engine_name for _, a in recent if a in replica.registrations]
+def _lists(replica: ReplicaState, event: TiersObserved) -> EngineTiers:
+    """The lists as an engine's, of the size that it says it has, or was configured with."""
+    said, spec = replica.floor, replica.spec
+    slots = said.slots if said is not None and said.slots else spec.slots
+    entries = said.host_entries if said is not None and said.host_entries else spec.host_entries
+    lists = EngineTiers(max(slots, len(event.active)), max(entries, slots, len(event.host)))
+    lists.host.update(dict.fromkeys(event.host))
+    lists.active.update((name, None) for name in event.active if name in lists.host)
+    return lists
 
 
-def _agree(believed: EngineTiers, lists: EngineTiers) -> bool:
-    return believed.host.keys() == lists.host.keys() and believed.active.keys() == lists.active.keys()
+def _sent_since(turn: Turn, replica: ReplicaState, since: int) -> list[str]:
+    """Engine-side names, as believed in host memory, that something was sent for after ``since``: the last one last."""
+    adapters, where = turn.state.adapters, replica.spec.name
+    known = [(name, adapters.get(name.rpartition("@")[0])) for name in replica.tiers.host]
+    return [name for name, adapter in known if adapter is not None and adapter.placed.get(where, 0) > since]
+
+
+def _contradict(replica: ReplicaState, lists: EngineTiers, recent: list[str]) -> bool:
+    believed = replica.tiers
+    moving = dict.fromkeys(recent) | dict.fromkeys(
+        replica.registrations[name].engine_name for name in replica.adapters if name in replica.registrations
+    )
+    pairs = ((believed.host, lists.host), (believed.active, lists.active))
+    for ours, theirs in pairs:
+        if any(name not in theirs and name not in moving for name in ours):
+            return True
+        if not moving and any(name not in ours for name in theirs):
+            return True
+    return False
 
 
 def _note(

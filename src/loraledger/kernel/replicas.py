@@ -179,7 +179,7 @@ def _seen(
     if not first and registration.state != "unknown":
         turn.drift(replica, "registration_found")
     if registration.engine_name != engine_name:
-        registration.known = engine_name in replica.tiers.host
+        registration.known = replica.observed is not None or engine_name in replica.tiers.host
     registration.generation, registration.engine_name = max(generation, registration.generation), engine_name
     replica.wanted.pop(name, None)
     loads.step(turn, replica, name, registration, "seen", "listed")

@@ -17,9 +17,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from loraledger.adapters.basemodel import DTYPE_BYTES, BaseModel
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.footprint import served_dtype
+from loraledger.adapters.sizing.basemodel import DTYPE_BYTES, BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.sizing.footprint import served_dtype
 from loraledger.adapters.survey import Slots, Totals, kv_bytes_of, slots_of
 from loraledger.errors import InputFileError
 

@@ -20,8 +20,8 @@ from loraledger.cli.output import print_json
 from loraledger.errors import InputFileError, ObjectiveError
 
 if TYPE_CHECKING:
-    from loraledger.adapters.base import BaseModel
-    from loraledger.adapters.engine import EngineSettings
+    from loraledger.adapters.sizing.base import BaseModel
+    from loraledger.adapters.sizing.engine import EngineSettings
     from loraledger.adapters.survey import Place, Totals, Unreadable
 
 PROGRESS_FROM = 50
@@ -111,7 +111,7 @@ def _listed(values: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _from_settings(config: Path | None, base: Path | None) -> tuple[EngineSettings, Path | None]:
-    from loraledger.adapters.engine import EngineSettings
+    from loraledger.adapters.sizing.engine import EngineSettings
 
     if config is None:
         return EngineSettings(), base
@@ -123,7 +123,7 @@ def _from_settings(config: Path | None, base: Path | None) -> tuple[EngineSettin
 
 def _check_flags(flags: EngineSettings) -> None:
     """What the engine itself would not start with."""
-    from loraledger.adapters.engine import MAX_RANKS
+    from loraledger.adapters.sizing.engine import MAX_RANKS
 
     if flags.engine == "vllm" and flags.max_lora_rank not in MAX_RANKS:
         raise typer.BadParameter(f"vLLM takes --max-lora-rank {', '.join(map(str, MAX_RANKS))}")
@@ -132,7 +132,7 @@ def _check_flags(flags: EngineSettings) -> None:
 
 
 def _read_base(path: Path) -> BaseModel:
-    from loraledger.adapters.base import read_base, served_modules
+    from loraledger.adapters.sizing.base import read_base, served_modules
 
     try:
         if not path.is_file():

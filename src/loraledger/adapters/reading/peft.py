@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from loraledger.adapters.files import CONFIG_NAME
-from loraledger.adapters.jsonfile import read_object
-from loraledger.adapters.patterns import NamePatterns
+from loraledger.adapters.reading.files import CONFIG_NAME
+from loraledger.adapters.reading.jsonfile import read_object
+from loraledger.adapters.reading.patterns import NamePatterns
 from loraledger.errors import InputFileError
 
 MAX_RANK: Final = 1_000_000

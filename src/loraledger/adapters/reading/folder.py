@@ -9,7 +9,7 @@ regex or ``all-linear``: it stays a string. When it is null, as in folders saved
 from the tensor names.
 
 ``layout_id`` says whether two adapters are alike in all but the values of their weights. It costs no reading, so it is
-there before anything is admitted; the identity of the content is :func:`loraledger.adapters.digest.content_digest`.
+there before anything is admitted; the identity of the content is :func:`loraledger.adapters.reading.digest.content_digest`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Final
 
 import msgspec
 
-from loraledger.adapters.files import config_file, ignored_weights, read_small
-from loraledger.adapters.header import Header
-from loraledger.adapters.modules import Inventory, take_inventory
-from loraledger.adapters.peft import PeftConfig, read_config
-from loraledger.adapters.shards import RawWeights, parse_weights, read_weights
+from loraledger.adapters.reading.files import config_file, ignored_weights, read_small
+from loraledger.adapters.reading.header import Header
+from loraledger.adapters.reading.modules import Inventory, take_inventory
+from loraledger.adapters.reading.peft import PeftConfig, read_config
+from loraledger.adapters.reading.shards import RawWeights, parse_weights, read_weights
 from loraledger.errors import InputFileError
 
 MAX_CONFIG: Final = 1024 * 1024

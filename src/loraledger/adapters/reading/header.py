@@ -26,8 +26,8 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from loraledger.adapters.files import OPEN_FLAGS, refuse_lfs_pointer
-from loraledger.adapters.jsonfile import read_object
+from loraledger.adapters.reading.files import OPEN_FLAGS, refuse_lfs_pointer
+from loraledger.adapters.reading.jsonfile import read_object
 from loraledger.errors import InputFileError
 
 MAX_HEADER: Final = 100_000_000

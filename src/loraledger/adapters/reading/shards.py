@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from loraledger.adapters.files import INDEX_NAME, read_small, regular_file, weights_file
-from loraledger.adapters.header import MAX_TENSORS, Header, RawHeader, Tensor, parse_header, read_raw
-from loraledger.adapters.jsonfile import read_object
+from loraledger.adapters.reading.files import INDEX_NAME, read_small, regular_file, weights_file
+from loraledger.adapters.reading.header import MAX_TENSORS, Header, RawHeader, Tensor, parse_header, read_raw
+from loraledger.adapters.reading.jsonfile import read_object
 from loraledger.errors import InputFileError
 
 MAX_INDEX: Final = 32 * 1024 * 1024

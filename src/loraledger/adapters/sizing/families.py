@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from loraledger.adapters.basemodel import Kind
+from loraledger.adapters.sizing.basemodel import Kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from loraledger.adapters.basemodel import DTYPE_BYTES, BaseModel, BaseModule, divide
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import AdapterFolder
-from loraledger.adapters.modules import LoraModule
+from loraledger.adapters.reading.folder import AdapterFolder
+from loraledger.adapters.reading.modules import LoraModule
+from loraledger.adapters.sizing.basemodel import DTYPE_BYTES, BaseModel, BaseModule, divide
+from loraledger.adapters.sizing.engine import EngineSettings
 
 _TABLES: Final = ("embedding", "head")
 _SLORA_MODULES: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})

@@ -6,9 +6,9 @@ answers partly or wholly as the base does. Or it loads and computes something th
 scaling. loraledger refuses in that case itself (``Finding.by``).
 
 The verdict looks at the header and the configuration, never at values: pairs of zeros load and change nothing, which only a
-request can show. Rules that need the adapter alone are in :mod:`~loraledger.adapters.verdict_rules`, those on the base's
-modules in :mod:`~loraledger.adapters.verdict_fit`, both for vLLM and compared with a real one; engines that were only read
-are in :mod:`~loraledger.adapters.verdict_others`.
+request can show. Rules that need the adapter alone are in :mod:`~loraledger.adapters.verdict.alone`, those on the base's
+modules in :mod:`~loraledger.adapters.verdict.fit`, both for vLLM and compared with a real one; engines that were only read
+are in :mod:`~loraledger.adapters.verdict.others`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from loraledger.adapters.basemodel import BaseModel
-from loraledger.adapters.engine import EngineSettings, smallest_max_rank
-from loraledger.adapters.folder import AdapterFolder
-from loraledger.adapters.verdict_fit import FUSED, base_name, findings, fused_names, place
-from loraledger.adapters.verdict_others import judged_by_source
-from loraledger.adapters.verdict_rules import Finding, alone
+from loraledger.adapters.reading.folder import AdapterFolder
+from loraledger.adapters.sizing.basemodel import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings, smallest_max_rank
+from loraledger.adapters.verdict.alone import Finding, alone
+from loraledger.adapters.verdict.fit import FUSED, base_name, findings, fused_names, place
+from loraledger.adapters.verdict.others import judged_by_source
 
 __all__ = ["Finding", "Outcome", "Verdict", "judge"]
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from loraledger.adapters.files import CONFIG_NAME, WEIGHTS_NAME
+from loraledger.adapters.reading.files import CONFIG_NAME, WEIGHTS_NAME
 from loraledger.errors import ConfigError, InputFileError
 
 NAMES: Final = (CONFIG_NAME, WEIGHTS_NAME)

@@ -21,11 +21,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from loraledger.adapters.basemodel import BaseModel, BaseModule
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import AdapterFolder
-from loraledger.adapters.modules import LoraModule
-from loraledger.adapters.verdict_rules import By, Finding, some
+from loraledger.adapters.reading.folder import AdapterFolder
+from loraledger.adapters.reading.modules import LoraModule
+from loraledger.adapters.sizing.basemodel import BaseModel, BaseModule
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.alone import By, Finding, some
 
 FUSED: Final[Mapping[str, tuple[str, ...]]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from loraledger.adapters.known_digests import PairKey, StatKey, stat_key
-from loraledger.adapters.store_disk import NAMES
+from loraledger.adapters.store.disk import NAMES
+from loraledger.adapters.store.known_digests import PairKey, StatKey, stat_key
 from loraledger.errors import InputFileError
 
 if TYPE_CHECKING:

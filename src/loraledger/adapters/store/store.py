@@ -34,9 +34,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
 
-from loraledger.adapters.admission import Source, opened
-from loraledger.adapters.known_digests import KnownDigests
-from loraledger.adapters.store_disk import (
+from loraledger.adapters.store.admission import Source, opened
+from loraledger.adapters.store.disk import (
     DROPPING,
     INCOMING,
     KNOWN,
@@ -51,6 +50,7 @@ from loraledger.adapters.store_disk import (
     remove,
     sync_folder,
 )
+from loraledger.adapters.store.known_digests import KnownDigests
 from loraledger.errors import ConfigError, InputFileError, InternalError
 from loraledger.units import format_bytes
 

@@ -21,8 +21,8 @@ from typing import Final
 
 import msgspec
 
-from loraledger.adapters.header import Tensor
-from loraledger.adapters.peft import PeftConfig
+from loraledger.adapters.reading.header import Tensor
+from loraledger.adapters.reading.peft import PeftConfig
 
 _PREFIX: Final = "base_model.model."
 _A: Final = ".lora_A.weight"

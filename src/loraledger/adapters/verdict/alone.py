@@ -36,11 +36,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from loraledger.adapters.basemodel import BaseModel
-from loraledger.adapters.engine import MAX_RANKS, EngineSettings, smallest_max_rank
-from loraledger.adapters.folder import AdapterFolder
-from loraledger.adapters.footprint import lora_width, slot_bytes
-from loraledger.adapters.peft import PeftConfig
+from loraledger.adapters.reading.folder import AdapterFolder
+from loraledger.adapters.reading.peft import PeftConfig
+from loraledger.adapters.sizing.basemodel import BaseModel
+from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings, smallest_max_rank
+from loraledger.adapters.sizing.footprint import lora_width, slot_bytes
 from loraledger.units import format_bytes
 
 By = Literal["engine", "loraledger"]

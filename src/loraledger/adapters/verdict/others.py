@@ -25,12 +25,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from loraledger.adapters.basemodel import BaseModel, BaseModule
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import AdapterFolder
-from loraledger.adapters.modules import LoraModule
-from loraledger.adapters.verdict_fit import FUSED, base_name, below, fused_names, misshapen
-from loraledger.adapters.verdict_rules import ENGINE_NAMES, Finding, some
+from loraledger.adapters.reading.folder import AdapterFolder
+from loraledger.adapters.reading.modules import LoraModule
+from loraledger.adapters.sizing.basemodel import BaseModel, BaseModule
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.alone import ENGINE_NAMES, Finding, some
+from loraledger.adapters.verdict.fit import FUSED, base_name, below, fused_names, misshapen
 
 _ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 

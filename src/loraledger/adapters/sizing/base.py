@@ -17,11 +17,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from loraledger.adapters.basemodel import DTYPE_BYTES, BaseModel, BaseModule, Kind, served_modules
-from loraledger.adapters.families import FAMILIES, MULTIMODAL, Family, Linear
-from loraledger.adapters.files import read_small
-from loraledger.adapters.header import Tensor, read_header
-from loraledger.adapters.jsonfile import read_object
+from loraledger.adapters.reading.files import read_small
+from loraledger.adapters.reading.header import Tensor, read_header
+from loraledger.adapters.reading.jsonfile import read_object
+from loraledger.adapters.sizing.basemodel import DTYPE_BYTES, BaseModel, BaseModule, Kind, served_modules
+from loraledger.adapters.sizing.families import FAMILIES, MULTIMODAL, Family, Linear
 from loraledger.errors import InputFileError
 
 __all__ = ["CONFIG", "BaseModel", "BaseModule", "Kind", "build_base", "read_base", "read_tensors", "served_modules"]

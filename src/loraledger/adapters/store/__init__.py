@@ -1,0 +1,1 @@
+"""The gateway's own copies of adapters, by content."""

@@ -1,0 +1,1 @@
+"""Whether an engine takes an adapter and applies it."""
