@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from loraledger.conductor.conductor import Conductor
@@ -30,6 +30,7 @@ from loraledger.gateway.metrics import GatewayMetrics
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
 from loraledger.kernel.state import FleetState
+from loraledger.ledger import Ledger, Limit, ReplicaFacts, ledger_of, limiting
 from loraledger.record.tables import Row, TableName
 
 NOW = 1_700_000_000 * 10**9
@@ -81,6 +82,11 @@ class DrivenGateway:
     def feed(self, event: Event) -> None:
         self.events.append(event)
         self._conductor.feed(event)
+
+    def ledgers(self, replica: str | None = None) -> Iterator[tuple[Ledger, Limit]]:
+        for name in self.state.replicas if replica is None else [replica]:
+            ledger = ledger_of(ReplicaFacts(name, self.at))
+            yield ledger, limiting(ledger)
 
     async def rescan(self) -> dict[str, object]:
         return {"added": [], "changed": [], "removed": [], "problems": [], "warnings": []}

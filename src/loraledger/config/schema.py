@@ -192,6 +192,13 @@ class Replica(Section):
     kv_tokens: Count | None = _setting(
         None, "Tokens that fit the KV cache; null: learned from the engine's metrics.", ge=1
     )
+    device_bytes: Bytes | None = _setting(
+        None, "Memory of the device of one rank process; null: by the probe, else the ledger cannot close.", ge=1
+    )
+    overhead: Bytes | None = _setting(
+        None, "What the engine takes beside weights, slots and KV, from its log; null: by the probe, else unknown."
+    )
+    headroom: Bytes = _setting("0B", "Device memory that should stay free; less than that is a limit of the floor.")
     key: SecretRef | None = _setting(None, "API key that the engine asks for, as {env: NAME} or {file: PATH}.")
     probe: SecretRef | None = _setting(
         None,

@@ -71,6 +71,7 @@ class EngineSample:
     kv_usage: float | None = None
     """Share of KV blocks in use, 0 to 1; of the fullest engine when there are several."""
     kv_tokens: int | None = None
+    block_tokens: int | None = None
     max_lora: int | None = None
     """GPU slots for adapters. 0 means that LoRA is off."""
     active_adapters: tuple[str, ...] | None = None
@@ -104,6 +105,7 @@ class PageReader:
         self._finished: dict[str, int] = {}
         self._engines: set[str] = set()
         self._kv_tokens: int | None = None
+        self._block_tokens: int | None = None
         self._lora_named = False
         self._newest: tuple[float, str] | None = None
         self._bad = 0
@@ -141,6 +143,7 @@ class PageReader:
             waiting=total("waiting"),
             kv_usage=None if usage is None else min(usage, 1.0),
             kv_tokens=self._kv_tokens,
+            block_tokens=self._block_tokens,
             max_lora=total("slots") if slots is None else slots,
             active_adapters=active,
             lora_info=info,
@@ -185,6 +188,7 @@ class PageReader:
             tokens = _capacity(labels)
             if tokens is not None:
                 self._kv_tokens = (self._kv_tokens or 0) + tokens
+                self._block_tokens = _whole(labels.get("block_size"))
 
     def _lora(self) -> tuple[LoraInfo, int | None, tuple[str, ...] | None]:
         if self._newest is None:

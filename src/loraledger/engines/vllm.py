@@ -150,6 +150,8 @@ class VllmDriver:
                 sample.kv_tokens,
                 sample.active_adapters,
                 registered,
+                sample.block_tokens,
+                sample.preemptions_total,
             )
         )
 

@@ -200,6 +200,9 @@ class ReplicaSampled(_Event, frozen=True):
     kv_tokens: int | None
     active: tuple[str, ...] | None = None
     registered: tuple[str, ...] | None = None
+    block_tokens: int | None = None
+    preemptions: int | None = None
+    """Since the engine's process began."""
 
 
 class ReplicaUp(_Event, frozen=True):

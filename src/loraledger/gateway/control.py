@@ -39,6 +39,7 @@ from loraledger.gateway.control_edge import (
     unknown,
 )
 from loraledger.gateway.exposition import CONTENT_TYPE
+from loraledger.gateway.ledger_view import ledger_view
 from loraledger.gateway.views import (
     View,
     adapter_view,
@@ -50,6 +51,7 @@ from loraledger.gateway.views import (
     tenants_view,
 )
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState
+from loraledger.ledger import Ledger, Limit
 from loraledger.record.tables import Row, TableName
 
 AT_ONCE: Final = 16
@@ -101,6 +103,10 @@ class ControlPort(Protocol):
         """What a Prometheus scrape reads."""
         ...
 
+    def ledgers(self, replica: str | None = None) -> Iterator[tuple[Ledger, Limit]]:
+        """The accounts of each replica, or of one, and what limits it."""
+        ...
+
     async def rescan(self) -> Mapping[str, object]:
         """Read the adapters' folders again; returns the names added, changed and removed, and what could not be taken in."""
         ...
@@ -142,6 +148,7 @@ def control_app(plane: ControlPort) -> Starlette:
             for verb in get_args(MoveVerb)
         ),
         Route("/api/adapters/{name:path}", api.adapter),
+        Route("/api/ledger", api.ledger),
         Route("/api/rescan", api.rescan, methods=["POST"]),
         Route("/api/tenants", api.tenants),
         Route("/api/requests", api.requests),
@@ -229,6 +236,12 @@ class _Control:
 
     async def undrain(self, request: Request) -> Response:
         return await self._drain(request, on=False)
+
+    async def ledger(self, request: Request) -> Response:
+        name = request.query_params.get("replica")
+        if name is not None and name not in self._plane.state.replicas:
+            raise unknown("replica", name, self._plane.state.replicas)
+        return await _listing(b"ledger", (ledger_view(*pair) for pair in self._plane.ledgers(name)), 1)
 
     async def rescan(self, request: Request) -> Response:
         await read_body(request, Nothing)

@@ -18,6 +18,7 @@ from typing import Final, Literal, Protocol
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
+PREFIX: Final = "loraledger_"
 Labels = tuple[str, ...]
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _HELP_ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n"})

@@ -15,12 +15,12 @@ Measured on two shared cores: 4 us for the row of one request, against 60 us tha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from loraledger.conductor.fold import Emitted
 from loraledger.errors import LedgerError, UnavailableError
-from loraledger.gateway.exposition import Family, Histogram, Labels, Printable, exposition
+from loraledger.gateway.exposition import PREFIX, Family, Histogram, Labels, Printable, exposition
 from loraledger.gateway.views import slots_used, tier_source
 from loraledger.kernel.state import FleetState
 from loraledger.record.tables import Row
@@ -34,7 +34,6 @@ SECONDS: Final = (
 TOKEN_SECONDS: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5)
 RATIOS: Final = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5)
 OTHER: Final = "other"
-PREFIX: Final = "loraledger_"
 
 _KERNEL: Final[dict[str, tuple[str, str]]] = {
     "loads": ("loads_total", "Adapter loads sent to replicas."),
@@ -111,8 +110,14 @@ class GatewayMetrics:
             for family in (self._requests, self._prompt, self._generated):
                 family.remove("adapter", adapter)
 
-    def text(self, state: FleetState, journal: JournalHealth | None, refused: Mapping[str, int]) -> bytes:
-        """Everything, in the text format that ``exposition.CONTENT_TYPE`` names.
+    def text(
+        self,
+        state: FleetState,
+        journal: JournalHealth | None,
+        refused: Mapping[str, int],
+        more: Iterable[Printable] = (),
+    ) -> bytes:
+        """Everything, in the text format that ``exposition.CONTENT_TYPE`` names, ``more`` at its end.
 
         ``refused``: how many requests the data plane refused before they had a row (a wrong key, an unknown model), by code.
         """
@@ -122,6 +127,7 @@ class GatewayMetrics:
             *_kernel_counters(state),
             *_gauges(state),
             *_journal(journal),
+            *more,
         ]
         return exposition(families)
 

@@ -24,6 +24,7 @@ import uvicorn
 
 from loraledger import __version__
 from loraledger.adapters import Catalog
+from loraledger.adapters.sizing.base import read_base
 from loraledger.conductor.conductor import Conductor
 from loraledger.conductor.fold import Emitted, FoldState, RowFold
 from loraledger.conductor.reading import last_state
@@ -32,8 +33,10 @@ from loraledger.engines.vllm import VllmDriver
 from loraledger.errors import InputFileError, TargetError
 from loraledger.events import CommandFailed, Event, GatewayStarted, ReplicaDown, ReplicaUp
 from loraledger.gateway import assemble
+from loraledger.gateway.accounts import Accountant
 from loraledger.gateway.clock import WallClock
 from loraledger.gateway.control import control_app
+from loraledger.gateway.ledger_view import ledger_series
 from loraledger.gateway.listener import DataPlane
 from loraledger.gateway.metrics import GatewayMetrics
 from loraledger.gateway.performer import LivePerformer
@@ -41,6 +44,7 @@ from loraledger.gateway.shelf import Shelf, differences, names_of
 from loraledger.kernel.carry import carry_over
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.state import FleetState
+from loraledger.ledger import Ledger, Limit, ledger_of, limiting
 from loraledger.record.journal import Journal
 from loraledger.record.tables import Row, TableName
 from loraledger.units import NS_PER_S
@@ -57,6 +61,8 @@ class Gateway:
         self.settings = settings
         self.secrets: Secrets = resolve_secrets(settings, env)
         self.shelf = Shelf(settings)
+        base = None if settings.base.path is None else read_base(settings.base.path)
+        self.accountant = Accountant(settings.replicas, base)
         self.config_digest = assemble.config_digest(settings)
         self.clock = WallClock()
         self.draining = False
@@ -333,7 +339,17 @@ class Gateway:
     def metrics_text(self) -> bytes:
         """What a Prometheus scrape reads."""
         assert self.plane is not None
-        return self.metrics.text(self.state, self.journal, self.plane.refused)
+        return self.metrics.text(self.state, self.journal, self.plane.refused, ledger_series(self.ledgers(on_disk=False)))
+
+    def ledgers(self, replica: str | None = None, *, on_disk: bool = True) -> Iterator[tuple[Ledger, Limit]]:
+        """The three accounts of each replica, or of one, and which of them limits it."""
+        store, limit = self.shelf.store, self.settings.adapters.store_bytes
+        for name in self.state.replicas if replica is None else [replica]:
+            facts = self.accountant.facts(
+                self.state, name, self.catalog, (store.bytes, limit), self.recent["requests"], self.clock(), on_disk=on_disk
+            )
+            ledger = ledger_of(facts)
+            yield ledger, limiting(ledger)
 
 
 class _ControlServer(uvicorn.Server):

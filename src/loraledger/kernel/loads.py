@@ -10,6 +10,7 @@ from __future__ import annotations
 from loraledger.events import Evict, Load, engine_name
 from loraledger.kernel.cost import load_time, tier_of
 from loraledger.kernel.dispatch import note, use
+from loraledger.kernel.observed import keep
 from loraledger.kernel.residency import Registration, Trigger
 from loraledger.kernel.settings import SECOND
 from loraledger.kernel.state import AdapterState, ReplicaState, Turn
@@ -79,6 +80,7 @@ def loaded(turn: Turn, replica: ReplicaState, name: str, took: int) -> list[str]
         replica.load_ratio.observe(took / prior, turn.now)
         turn.state.least_load_ratio = min(turn.state.least_load_ratio, replica.load_ratio.value(turn.now))
         adapter.placed[spec.name] = turn.now
+    keep(replica.activity.calls, turn.now, took)
     step(turn, replica, name, registration, "done", "load", took)
     registration.failures, registration.retry_at, registration.permanent = 0, 0, False
     registration.reason = None

@@ -46,14 +46,21 @@ class Observed(msgspec.Struct):
     recomputed: Rate = msgspec.field(default_factory=Rate)
 
 
-class Durations(msgspec.Struct):
-    """When and for how long loads (disk to host) and activations (host to slot) took, ns; the last ``KEPT`` of each."""
+class Activity(msgspec.Struct):
+    """What went on at one replica lately. Durations are (when it ended, how long it took), ns, the last ``KEPT`` of each."""
 
+    calls: list[tuple[int, int]] = []
+    """Explicit load calls, as this gateway timed them: disk to host to slot, and the way there."""
     loads: list[tuple[int, int]] = []
+    """Disk to host, as the engine timed them."""
     activations: list[tuple[int, int]] = []
+    """Host to slot, as the engine timed them."""
     load_rate: Rate = msgspec.field(default_factory=Rate)
     activation_rate: Rate = msgspec.field(default_factory=Rate)
     eviction_rate: Rate = msgspec.field(default_factory=Rate)
+    preemption_rate: Rate = msgspec.field(default_factory=Rate)
+    preemptions: int | None = None
+    """The engine's own count at the last sample."""
 
 
 def keep(durations: list[tuple[int, int]], at: int, took: int | None) -> None:

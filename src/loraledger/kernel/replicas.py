@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loraledger.events import ReplicaDown, ReplicaSampled, ReplicaUp, parse_engine_name
 from loraledger.kernel import failures, loads
+from loraledger.kernel.observed import Activity
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.rendezvous import weight
 from loraledger.kernel.residency import Registration
@@ -71,7 +72,8 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
     replica.running, replica.waiting, replica.kv_usage = event.running, event.waiting, event.kv_usage
     replica.sampled = event.scrape_start
     if event.kv_tokens is not None:
-        replica.kv_tokens = event.kv_tokens
+        replica.kv_tokens, replica.block_tokens = event.kv_tokens, event.block_tokens
+    _count_preemptions(replica.activity, event)
     if event.scrape_start == replica.mark:
         if event.running is not None and event.waiting is not None:
             replica.foreign = max(0, event.running + event.waiting - replica.own_at_mark)
@@ -90,6 +92,13 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
         # Each by its own failure: where attempts go on failing, the doubt never ends.
         failures.settle_held(turn, policy, replica, cleared)
     pump(turn, policy)
+
+
+def _count_preemptions(activity: Activity, event: ReplicaSampled) -> None:
+    before, now = activity.preemptions, event.preemptions
+    if now is not None and before is not None and now >= before:
+        activity.preemption_rate.add(now - before, event.at)
+    activity.preemptions = now
 
 
 def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of: int, first: bool) -> list[str]:
@@ -191,6 +200,7 @@ def _seen(
 def _empty(replica: ReplicaState) -> None:
     """A new process holds nothing, knows no names, and may have other settings: what it refused before may load now."""
     replica.tiers.clear()
+    replica.blocked.clear()
     replica.observed = replica.floor = None
     for registration in replica.registrations.values():
         registration.known = False

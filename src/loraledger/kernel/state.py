@@ -13,7 +13,7 @@ import msgspec
 
 from loraledger.events import AdapterSpec, Command, Decision, FloorObserved, ResidencyChange
 from loraledger.kernel.estimates import Estimate
-from loraledger.kernel.observed import Durations, Observed
+from loraledger.kernel.observed import Activity, Observed
 from loraledger.kernel.rendezvous import seed_of
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
@@ -72,6 +72,8 @@ class ReplicaState(msgspec.Struct):
     in_flight: dict[str, None] = {}
     adapters: dict[str, int] = {}
     """Requests in flight by adapter."""
+    blocked: dict[str, None] = {}
+    """Of these, adapters that wait in the engine, as believed, for a slot that no running request holds."""
     prefill_out: int = 0
     """Prompt tokens sent whose first token has not come."""
     decode_out: int = 0
@@ -89,6 +91,7 @@ class ReplicaState(msgspec.Struct):
     waiting: int | None = None
     kv_usage: float | None = None
     kv_tokens: int | None = None
+    block_tokens: int | None = None
     sampled: int | None = None
     loading: str | None = None
     wanted: dict[str, None] = {}
@@ -104,7 +107,7 @@ class ReplicaState(msgspec.Struct):
     """``None``: it has no probe, or none that answers; then its tiers are belief."""
     floor: FloorObserved | None = None
     """What its memory was divided into, by the probe."""
-    durations: Durations = msgspec.field(default_factory=Durations)
+    activity: Activity = msgspec.field(default_factory=Activity)
 
 
 class AdapterState(msgspec.Struct):
