@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from loraledger.gateway.ledger_view import ledger_series
 from loraledger.gateway.metrics import GatewayMetrics
 from loraledger.kernel.policies import make_policy, policy_names
 from loraledger.kernel.settings import FleetSettings
@@ -52,6 +53,7 @@ def test_every_policy_is_documented_with_its_parameters() -> None:
 def test_every_metric_is_documented() -> None:
     text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
     shown = GatewayMetrics().text(fresh_state(FleetSettings(())), None, {}).decode()
+    shown += "".join(f"# TYPE {family.name} gauge\n" for family in ledger_series(()))
     for name in re.findall(r"^# TYPE (\S+)", shown, re.MULTILINE):
         assert f"`{name}`" in text, f"docs/operations.md lacks {name}"
 
@@ -61,3 +63,12 @@ def test_the_readme_shows_the_demos_output() -> None:
     shown = text.split("<!-- demo output -->")[1].split("<!-- /demo output -->")[0]
     assert "adapter hit rate" in shown
     assert "decision" in shown
+
+
+def test_the_operations_page_shows_what_budget_prints() -> None:
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    found = re.search(r"```text\n\$ (loraledger budget [^\n]*)\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    words = [sys.executable, "-m", "loraledger.cli.main", *found[1].split()[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert [line.rstrip() for line in done.stdout.strip("\n").splitlines()] == found[2].strip("\n").splitlines()

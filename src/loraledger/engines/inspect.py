@@ -16,6 +16,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from loraledger.engines.probe_api import ProbeApi
 from loraledger.engines.protocol import ReplicaTarget
 from loraledger.engines.scrape import EngineSample
 from loraledger.engines.vllm_api import NO_LOAD_ROUTE, WANTS_KEY, Reply, VllmApi
@@ -51,6 +52,8 @@ class ReplicaReport:
     """Whether the engine would take loads from us."""
     load_route_open: bool | None = None
     """Whether it would take them from anyone who reaches the port."""
+    probe: str | None = None
+    """Version of the probe inside it, when the settings have a key for one and it answered."""
     problems: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
 
@@ -86,6 +89,8 @@ async def inspect_replica(
         if sample is not None:
             _judge_sample(report, sample, expected_slots)
         await _knock(report, api, has_key=target.api_key is not None)
+        if target.probe_key is not None:
+            await _look_at_probe(report, target)
     finally:
         await api.close()
     return report
@@ -159,6 +164,23 @@ async def _knock(report: ReplicaReport, api: VllmApi, *, has_key: bool) -> None:
             "anyone who reaches this port can load and unload adapters: start the engine with --api-key and give "
             "this replica its key, or let nobody else reach the port",
         )
+
+
+async def _look_at_probe(report: ReplicaReport, target: ReplicaTarget) -> None:
+    """The settings have a key for a probe: it must answer, and say which of its hooks found nothing to hold on to."""
+    api = ProbeApi(target)
+    try:
+        snapshot = await _try(report, api.residency())
+    finally:
+        await api.close()
+    report.probe = None if snapshot is None else str(snapshot.get("probe"))
+    for hooks in (snapshot or {}).get("hooks", ()):
+        for missing in hooks["missing"]:
+            report.warn(
+                "probe_hook_missing", f"its probe lacks {missing['hook']} ({missing['why']}): no {missing['loses']}"
+            )
+        if not hooks["tested"]:
+            report.warn("probe_untested", f"its probe was not tested with vLLM {hooks['vllm']}")
 
 
 def _takes_loads(reply: Reply) -> bool | None:
