@@ -78,9 +78,9 @@ def test_host_bytes_are_unknown_where_entries_are_not_all_named() -> None:
     assert account(host_entries=seen(4, "adapters"), host_bytes=seen(7, "bytes")).host_bytes.value == 7
 
 
-def test_pins_are_counted_where_they_were_not_given() -> None:
+def test_pins_that_nobody_looked_for_are_unknown_and_not_none() -> None:
     some = (adapter("a", "gpu", pinned=True), adapter("b", "gpu"))
-    assert account(adapters=some).pinned.value == 1
+    assert account(adapters=some).pinned.value is None
     assert account(adapters=some, slots_pinned=seen(2, "slots")).pinned.value == 2
 
 

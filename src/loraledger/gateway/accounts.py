@@ -146,7 +146,7 @@ class Accountant:
             tier_source=tier_source(replica),
             tier_age=age if known is None else now - known.as_of,
             last_use=placed,
-            rate=observed(arrival_rate(adapter, now), "per second", now - adapter.rate_at),
+            rate=observed(arrival_rate(adapter, now), "per second", now - adapter.rate_at if adapter.rate_at else None),
             registered=replica.registrations[adapter.spec.name].state == "registered",
             pinned=known is not None and engine_name in known.pinned,
         )

@@ -91,7 +91,7 @@ def adapter_account(facts: ReplicaFacts, layout: Layout) -> AdapterAccount:
         slots=facts.slots,
         used=used,
         free=rest(facts.slots, used),
-        pinned=first_known(facts.slots_pinned, _count(facts.adapters, _GPU, "slots", lambda a: a.pinned)),
+        pinned=facts.slots_pinned,  # counting what is known to be pinned would make 0 of nobody looking
         ghosts=_count(facts.adapters, _HELD, "adapters", lambda a: a.ghost),
         slot_bytes=facts.slot_bytes,
         pool=pool_of(facts, layout),
