@@ -128,3 +128,29 @@ def test_both_lists_equal_the_reference_after_every_use(slots: int, more: int, u
         assert left_host == ({move.evicted_host} - {None})
         assert expected_victim == move.evicted_slot
         assert set(active) <= set(host)
+
+
+def test_what_a_step_ran_is_the_youngest_in_both_lists_and_what_has_no_slot_is_left_alone() -> None:
+    tiers = EngineTiers(2, 3)
+    for name in "abc":
+        tiers.use(name)
+    tiers.touch(["b", "a", "x"])
+    assert (list(tiers.active), list(tiers.host)) == (["c", "b"], ["a", "c", "b"])
+
+
+def test_a_load_while_all_slots_are_held_fills_the_host_in_place_of_what_is_idle() -> None:
+    tiers = EngineTiers(2, 3)
+    for name in "abc":
+        tiers.use(name)
+    assert tiers.fetch("d") == Movement(loaded=True, evicted_host="a")
+    assert (list(tiers.active), list(tiers.host)) == (["b", "c"], ["d", "b", "c"])
+    assert tiers.fetch("d") == Movement()
+    assert tiers.fetch("e") == Movement(loaded=True, evicted_host="d")
+
+
+def test_a_load_into_a_host_cache_of_running_adapters_alone_pushes_one_out() -> None:
+    tiers = EngineTiers(2, 2)
+    for name in "ab":
+        tiers.use(name)
+    assert tiers.fetch("c") == Movement(True, True, "a", "a")
+    assert (list(tiers.active), list(tiers.host)) == (["b", "c"], ["b", "c"])

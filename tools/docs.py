@@ -51,12 +51,14 @@ def _nested(annotation: object) -> tuple[type[BaseModel] | None, bool]:
 def _default(field: FieldInfo) -> str:
     if field.default is not PydanticUndefined:
         value = field.default
-        return {True: "`true`", False: "`false`", None: "`null`"}.get(value, f"`{value}`") if _plain(value) else ""
+        if value is None or isinstance(value, bool):
+            return {True: "`true`", False: "`false`", None: "`null`"}[value]
+        return f"`{value}`" if _plain(value) else ""
     return "see there" if field.default_factory is not None else "required"
 
 
 def _plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
+    return isinstance(value, str | int | float)
 
 
 def tables() -> str:

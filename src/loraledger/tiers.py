@@ -8,13 +8,18 @@ Theory of operation. vLLM keeps two least-recently-used lists in each worker: ad
 3. move it to the young end of both lists.
 
 An explicit load call does the same. Unloading only forgets the *name*: the entry stays in both lists until its turn comes, so
-names here are engine-side versioned names and a reload is another entry. The lists do not protect the batch in hand.
+names here are engine-side versioned names and a reload is another entry. The lists do not protect the batch in hand, but the
+scheduler does: a request whose adapter has no slot waits while running requests of other adapters hold them all, and each step
+moves what runs to the young end, so that what leaves is always idle. A load call does not wait: the slot that it takes from a
+running adapter goes back to that one in the next step.
 
 The kernel keeps one ``EngineTiers`` per replica as its belief and replays what it sent; the twin keeps one as the truth.
 Python dicts keep insertion order, so a dict is the LRU list: first key oldest.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -70,6 +75,27 @@ class EngineTiers(msgspec.Struct):
             del active[evicted_slot]
         active[name] = None
         return Movement(loaded, True, evicted_host, evicted_slot)
+
+    def touch(self, names: Iterable[str]) -> None:
+        """A step ran requests of ``names``: those in a slot are the youngest now."""
+        for name in names:
+            if name in self.active:
+                del self.active[name], self.host[name]
+                self.active[name] = self.host[name] = None
+
+    def fetch(self, name: str) -> Movement:
+        """A load call while running requests hold every slot: all that stays of it is the copy on the host."""
+        host = self.host
+        loaded, evicted = name not in host, None
+        if loaded and len(host) >= self.host_entries:
+            evicted = next((held for held in host if held not in self.active), None)
+            if evicted is None:
+                return self.use(name)  # it pushes out what runs
+            del host[evicted]
+        host.pop(name, None)
+        host[name] = None
+        self.touch(list(self.active))
+        return Movement(loaded=loaded, evicted_host=evicted)
 
     def victim(self, name: str) -> str | None:
         """The adapter that would lose its slot if ``name`` were used now; ``None`` if none would."""

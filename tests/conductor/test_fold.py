@@ -327,6 +327,7 @@ def test_believed_slots_follow_evictions_and_restarts() -> None:
     for name in "abc":
         desk.arrive(f"q-{name}", name)
         desk.load_ends()
+        desk.finish(f"q-{name}")
         slots.append(len(desk.conductor.fold.state.replicas["r1"].slots))
     assert list(desk.conductor.fold.state.replicas["r1"].slots) == [ev.engine_name(n, DIGEST) for n in "bc"]
     look(8)

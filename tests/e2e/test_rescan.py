@@ -102,3 +102,32 @@ def test_the_copy_of_an_old_version_goes_when_no_replica_can_read_it(tmp_path: P
         assert ask(gateway, "sql").error is None
         eventually(lambda: not old.exists(), "the old copy to be removed")
         assert (tmp_path / "store" / digest_of(folder)).is_dir()
+
+
+def test_an_adapter_that_went_while_the_gateway_was_down_is_unloaded_and_its_copy_removed(
+    tmp_path: Path, pair: Pair
+) -> None:
+    scan = tmp_path / "adapters"
+    folder = write_adapter(scan, "gone")
+    write_adapter(scan, "stays")
+    copy = tmp_path / "store" / digest_of(folder)
+    settings = {**folder_settings(pair), "limits": {"scrape_interval": "100ms", "store_sweep": "200ms"}}
+    with GatewayProcess(tmp_path, settings).start(replicas_up=2) as gateway:
+        assert ask(gateway, "gone").error is None
+        assert any("gone" in str(emulator.registered()) for emulator in pair)
+    shutil.rmtree(folder)
+    with GatewayProcess(tmp_path, settings).start(replicas_up=2) as gateway:
+        eventually(lambda: not any("gone" in str(emulator.registered()) for emulator in pair), "the unload")
+        eventually(lambda: not copy.exists(), "the copy to be removed")
+        gateway.stop()
+        assert "identical" in gateway.verify()
+
+
+def test_a_rescan_without_the_folder_says_so_and_changes_nothing(tmp_path: Path, pair: Pair) -> None:
+    scan = tmp_path / "adapters"
+    write_adapter(scan, "sql")
+    with GatewayProcess(tmp_path, folder_settings(pair)).start(replicas_up=2) as gateway:
+        scan.rename(tmp_path / "away")
+        reply = httpx2.post(f"{gateway.control}/api/rescan", timeout=5.0)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "adapters_unreadable")
+        assert ask(gateway, "sql").error is None

@@ -202,7 +202,16 @@ async def test_first_contact_tells_who_is_there_and_then_its_figures(engine: Scr
     assert isinstance(up, ReplicaUp)
     assert up == ReplicaUp(up.at, "gpu-0", 1_792_700_010_250_000_000, (A, "someone-elses"), "0.32.0")
     assert sampled == ReplicaSampled(
-        sampled.at, "gpu-0", scrape.at, 3, 1, 0.25, 16_000, active=(A,), registered=(A, "someone-elses"), block_tokens=16
+        sampled.at,
+        "gpu-0",
+        scrape.at,
+        3,
+        1,
+        0.25,
+        16_000,
+        active=(A,),
+        registered=(A, "someone-elses"),
+        block_tokens=16,
     )
     assert scrape.at <= up.at <= sampled.at
 

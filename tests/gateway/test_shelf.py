@@ -18,7 +18,7 @@ from loraledger.gateway.shelf import Shelf, differences, names_of
 from loraledger.kernel.fleet import Fleet
 
 
-def settings(tmp_path: Path, **adapters: object) -> Settings:
+def settings(tmp_path: Path, grants: tuple[str, ...] = ("*",), **adapters: object) -> Settings:
     return settings_from(
         {
             "base": {"names": ["base"]},
@@ -26,7 +26,7 @@ def settings(tmp_path: Path, **adapters: object) -> Settings:
                 {"name": n, "url": f"http://127.0.0.1:800{i}", "slots": 2} for i, n in enumerate(("r1", "r2"))
             ],
             "adapters": {"folder": "scan", **adapters},
-            "tenants": [{"name": "acme", "key_hashes": [hash_key("k")], "adapters": ["*"]}],
+            "tenants": [{"name": "acme", "key_hashes": [hash_key("k")], "adapters": list(grants)}],
         },
         root=tmp_path,
     )
@@ -196,5 +196,74 @@ def test_what_no_replica_would_apply_is_not_served(scan: Path, tmp_path: Path) -
         (problem,) = shelf.catalog.problems
         assert (problem.name, "DoRA" in problem.reason) == ("a", True)
         assert len(shelf.store.entries) == 1
+    finally:
+        shelf.close()
+
+
+def test_a_version_is_found_by_adapter_and_digits_together(shelf: Shelf) -> None:
+    a, b = digest_of(shelf, "a"), digest_of(shelf, "b")
+    assert shelf.path_of(engine_name("a", a)).endswith(a)
+    with pytest.raises(InputFileError):
+        shelf.path_of(engine_name("a", b))
+
+
+def test_two_adapters_with_the_same_twelve_digits_are_not_both_served(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Making such a pair takes 2^48 hashes the plain way; here digests are cut to one digit that all share.
+    monkeypatch.setattr("loraledger.adapters.catalog.short_digest", lambda digest: "0")
+    shelf = Shelf(settings(tmp_path))
+    try:
+        assert [entry.name for entry in shelf.catalog.entries] == ["a"]
+        assert [problem.name for problem in shelf.catalog.problems] == ["b"]
+    finally:
+        shelf.close()
+
+
+def test_an_adapter_whose_folder_is_gone_is_retired_although_a_grant_names_it(scan: Path, tmp_path: Path) -> None:
+    shelf = Shelf(settings(tmp_path, grants=("a", "b")))
+    try:
+        shutil.rmtree(scan / "a")
+        fresh = shelf.read()
+        assert [entry.name for entry in fresh.entries] == ["b"]
+        assert [problem.name for problem in fresh.problems] == ["a"]
+    finally:
+        shelf.close()
+
+
+def test_a_folder_without_its_configuration_is_an_upload_under_way(shelf: Shelf, scan: Path, tmp_path: Path) -> None:
+    (scan / "a" / "adapter_config.json").unlink()
+    fresh = shelf.read()
+    assert {entry.name for entry in fresh.entries} == {"a", "b"}
+    assert [problem.name for problem in fresh.problems] == ["a"]
+
+
+def test_store_and_folder_may_not_lie_in_each_other_even_through_a_link(scan: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").symlink_to(scan)
+    with pytest.raises(ConfigError, match="lie in each other"):
+        Shelf(settings(tmp_path, store="elsewhere/inner"))
+
+
+def test_a_copy_that_was_admitted_and_then_not_served_is_given_up(shelf: Shelf, tmp_path: Path) -> None:
+    state = Fleet(fleet_settings(settings(tmp_path), shelf.catalog)).state
+    other = write_adapter(tmp_path / "other", "x")
+    stored = shelf.store.admit(other / "adapter_config.json", other / "adapter_model.safetensors", holder="catalog")
+    for replica in ("r1", "r2"):
+        shelf.observe(listing(replica))
+    shelf.sweep(state, ())
+    assert shelf.collect() == ()
+    shelf.swap(shelf.read())
+    shelf.sweep(state, ())
+    assert shelf.collect() == (stored.digest,)
+
+
+def test_a_problem_is_one_line_whatever_the_folder_is_called(scan: Path, tmp_path: Path) -> None:
+    (scan / "evil\n2026 INFO all is well \x1b[31m").mkdir()
+    (scan / "evil\n2026 INFO all is well \x1b[31m" / "adapter_config.json").write_text("{}")
+    shelf = Shelf(settings(tmp_path))
+    try:
+        (problem,) = shelf.catalog.problems
+        assert str(problem).isprintable()
+        assert "evil\\n2026" in str(problem)
     finally:
         shelf.close()

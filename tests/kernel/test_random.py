@@ -61,7 +61,7 @@ def test_histories_balance_when_replicas_are_sampled(seed: int, monkeypatch: pyt
 def test_the_histories_reach_what_they_are_meant_to_reach() -> None:
     counters: Counter[str] = Counter()
     endings: Counter[str] = Counter()
-    for seed in range(100, 136):
+    for seed in range(100, 172):
         world = play(policy_names()[seed % 4], random.Random(seed).randrange, 400)
         counters.update(world.fleet.state.counters)
         endings.update(world.ended.values())

@@ -62,4 +62,4 @@ def zipf_trace(
 def loads(fleet: VirtualFleet) -> int:
     """Explicit loads and reads from disk that a step needed, as the fleet's kernel believes."""
     rows = fleet.rows["residency"]
-    return sum(row["tier_before"] in ("disk", None) and row["tier_after"] == "gpu" for row in rows)
+    return sum(row["tier_before"] in ("disk", None) and row["tier_after"] in ("gpu", "host") for row in rows)

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from adapters.build_weights import build
-from loraledger.adapters.base import read_base
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import read_folder
-from loraledger.adapters.footprint import host_bytes, slot_bytes
+from loraledger.adapters.reading.folder import read_folder
+from loraledger.adapters.sizing.base import read_base
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.sizing.footprint import host_bytes, slot_bytes
 
 from .engine import ENVIRONMENT, PYTHON, Model
 

@@ -19,11 +19,11 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from loraledger.adapters.base import read_base
-from loraledger.adapters.basemodel import BaseModel
-from loraledger.adapters.engine import EngineSettings
-from loraledger.adapters.folder import read_folder
-from loraledger.adapters.verdict import Verdict, judge
+from loraledger.adapters.reading.folder import read_folder
+from loraledger.adapters.sizing.base import read_base
+from loraledger.adapters.sizing.basemodel import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.judge import Verdict, judge
 from loraledger.errors import InputFileError
 
 from .engine import MODEL_CACHE, PYTHON, Engine, Model

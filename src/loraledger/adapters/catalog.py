@@ -34,6 +34,7 @@ from loraledger.config.checks import is_pattern
 from loraledger.config.names import refused_adapters
 from loraledger.config.schema import AdapterSpec, Replica, Settings, Tenant
 from loraledger.errors import ConfigError, InputFileError
+from loraledger.events import short_digest
 
 CATALOG: Final = "catalog"
 """Holder of every stored copy that an entry is served from."""
@@ -63,10 +64,13 @@ class CatalogProblem:
     name: str
     path: Path
     reason: str
+    is_there: bool = True
+    """There is something at ``path`` that should be an adapter. Not so of a grant to nothing."""
 
     def __str__(self) -> str:
-        """One line for people; bytes of a file name that are not Unicode are escaped."""
-        return f"{self.name} ({self.path}): {self.reason}".encode(errors="backslashreplace").decode()
+        """One line for people; what cannot be printed is escaped: names of folders may be a tenant's."""
+        text = f"{self.name} ({self.path}): {self.reason}".encode(errors="backslashreplace").decode()
+        return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ def build_catalog(settings: Settings, store: Store | None = None) -> Catalog:
     refused = refused_adapters([spec.name for spec in specs], settings.base.names)
     entries: list[CatalogEntry] = []
     warnings: list[str] = []
+    versions: dict[str, str] = {}
     reader = FolderReader()
     for index, spec in enumerate(specs):
         listed = index < len(settings.adapters.list)
@@ -102,7 +107,12 @@ def build_catalog(settings: Settings, store: Store | None = None) -> Catalog:
             root = None if listed else folder
             read = reader.read(spec.name, spec.path, root=root)
             warnings += _judged(read, base, settings.replicas)
-            entries.append(_entry(spec, reader, read, root, settings.tenants, store))
+            entry = _entry(spec, reader, read, root, settings.tenants, store)
+            if versions.setdefault(short_digest(entry.digest), entry.digest) != entry.digest:
+                raise InputFileError(
+                    "the name of its version on the engines is that of another adapter: change any file of it"
+                )
+            entries.append(entry)
         except InputFileError as error:
             problems.append(CatalogProblem(spec.name, spec.path, error.message))
     if folder is not None:
@@ -207,7 +217,7 @@ def _grants_to_nothing(tenants: Iterable[Tenant], names: set[str], folder: Path)
         for grant in tenant.adapters:
             if not is_pattern(grant) and grant not in names:
                 reason = f"is granted to tenant {tenant.name!r}, and neither an entry nor a sub-folder has that name"
-                yield CatalogProblem(grant, folder, reason)
+                yield CatalogProblem(grant, folder, reason, is_there=False)
 
 
 def _warnings(entries: Sequence[CatalogEntry], settings: Settings, names: set[str]) -> Iterator[str]:

@@ -5,7 +5,8 @@
     gateway (queue and load waited for) + engine queue + stall (loads and activations) + prefill + unattributed
 
 vLLM books loads and activations as prefill time (they run inside its step), so they are taken out of it. What is left over is
-the network, the edge and rounding; it is a column of its own and never spread over the others.
+the network, the edge, rounding, tokens that are no text yet, and the wait for the engine to end the step in hand: only then does
+it see a request and begin to count (up to a step). It is a column of its own and never spread over the others.
 """
 
 from __future__ import annotations

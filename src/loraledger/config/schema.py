@@ -251,6 +251,11 @@ class Adapters(Section):
         "store",
         "Folder of the gateway's own copies, by content. Engines read these and nothing else: they must see it (path_map).",
     )
+    adapter_bytes: Bytes = _setting(
+        "8GiB",
+        "Largest adapter that is taken in, by the length of its files; a sparse one fills the store all the same.",
+        ge=1,
+    )
     store_bytes: Bytes | None = _setting(
         None, "Most bytes that the copies may take; an adapter that does not fit is not served. null: no limit.", ge=1
     )

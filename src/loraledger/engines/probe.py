@@ -116,7 +116,7 @@ class ProbeFollower:
             log.info("replica %s: %s: its probe is read anew", self._name, error.message)
         except TargetError as error:
             self._lost(error.code, error.message)
-        except Exception as error:  # task supervisor: whatever an engine sends must not end the watching of it
+        except Exception as error:  # noqa: BLE001 - task supervisor: no reply of an engine may end the watching of it
             self._lost("bad_reply", f"the probe sent what this version does not understand: {error!r}"[:400])
 
     async def move(self, engine_name: str, verb: MoveVerb) -> None:
@@ -168,6 +168,8 @@ class ProbeFollower:
         moved = False
         steps: list[dict[str, Any]] = []
         for event in events:
+            if residency.contains(event):
+                continue
             if residency.apply(event):
                 moved = True
             match event["kind"]:

@@ -83,6 +83,11 @@ class Residency:
         worker = self._workers.get(event["rank"]) if event["role"] == "worker" else None
         return worker is not None and worker.apply(event)
 
+    def contains(self, event: Event) -> bool:
+        """Whether this is an event of a worker that was taken in before, or was in the snapshot."""
+        worker = self._workers.get(event["rank"]) if event["role"] == "worker" else None
+        return worker is not None and event["n"] <= worker.n
+
     @property
     def host(self) -> tuple[str, ...]:
         """Names that every rank holds in memory, least recently used first."""

@@ -10,7 +10,7 @@ zero. ``adapter`` is the public name, ``None`` the base model; ``engine_name`` t
 from __future__ import annotations
 
 from loraledger.events.commands import Check, Command, Dispatch, Evict, Load, Move, Queue, Reject
-from loraledger.events.engine_names import engine_name, parse_engine_name
+from loraledger.events.engine_names import engine_name, parse_engine_name, short_digest
 from loraledger.events.happened import (
     ActivationObserved,
     AdapterDeclared,
@@ -110,4 +110,5 @@ __all__ = [
     "encode",
     "engine_name",
     "parse_engine_name",
+    "short_digest",
 ]

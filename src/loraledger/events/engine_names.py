@@ -7,13 +7,18 @@ import re
 _ENGINE_NAME = re.compile(r"(.+)@([0-9a-f]{12})(?:~([2-9]|[1-9][0-9]{1,8}))?", re.DOTALL)
 
 
+def short_digest(digest: str) -> str:
+    """As much of a content digest as engine-side names carry."""
+    return digest[:12]
+
+
 def engine_name(adapter: str, digest: str, generation: int = 1) -> str:
     """The name under which a replica knows this version of an adapter: ``support@3fa9c1d20b7e``, then ``...~2``.
 
     A new version or a re-verified registration gets a new name: engines keep prefix cache and old weights under the old one.
     """
     suffix = "" if generation == 1 else f"~{generation}"
-    return f"{adapter}@{digest[:12]}{suffix}"
+    return f"{adapter}@{short_digest(digest)}{suffix}"
 
 
 def parse_engine_name(name: str) -> tuple[str, str, int] | None:

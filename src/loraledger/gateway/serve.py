@@ -30,7 +30,7 @@ from loraledger.conductor.fold import Emitted, FoldState, RowFold
 from loraledger.conductor.reading import last_state
 from loraledger.config import Secrets, Settings, resolve_secrets
 from loraledger.engines.vllm import VllmDriver
-from loraledger.errors import InputFileError, TargetError
+from loraledger.errors import ConfigError, InputFileError, TargetError, UnavailableError
 from loraledger.events import CommandFailed, Event, GatewayStarted, ReplicaDown, ReplicaUp
 from loraledger.gateway import assemble
 from loraledger.gateway.accounts import Accountant
@@ -169,7 +169,10 @@ class Gateway:
     async def rescan(self) -> Mapping[str, object]:
         """Read the adapters' folders again and serve what they hold now; returns what changed and what could not be taken in."""
         async with self._rescanning:
-            fresh = await asyncio.to_thread(self.shelf.read)
+            try:
+                fresh = await asyncio.to_thread(self.shelf.read)
+            except ConfigError as error:
+                raise UnavailableError(error.message, code="adapters_unreadable") from error
             events = differences(self.state, fresh, self.clock())
             names = names_of(events, self.state)
             self.shelf.swap(fresh)

@@ -13,13 +13,23 @@ folder is gone is no longer served.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Final
 
-from loraledger.adapters import CATALOG, Catalog, Store, build_catalog
+from loraledger.adapters import CATALOG, Catalog, CatalogProblem, Store, build_catalog
 from loraledger.config import Settings
-from loraledger.errors import InputFileError
-from loraledger.events import AdapterDeclared, AdapterRetired, Event, ReplicaSampled, ReplicaUp, parse_engine_name
+from loraledger.errors import ConfigError, InputFileError
+from loraledger.events import (
+    AdapterDeclared,
+    AdapterRetired,
+    Event,
+    ReplicaSampled,
+    ReplicaUp,
+    parse_engine_name,
+    short_digest,
+)
 from loraledger.gateway.assemble import adapter_specs
 from loraledger.kernel.state import FleetState
 
@@ -31,10 +41,16 @@ class Shelf:
     """Store and catalog of one gateway process. Opening it reads all adapters and blocks on the disk."""
 
     def __init__(self, settings: Settings) -> None:
+        folder, store = settings.adapters.folder, settings.adapters.store
+        if folder is not None and (_inside(store, folder) or _inside(folder, store)):
+            raise ConfigError(f"adapters.store: {store} and {folder} lie in each other once links are followed")
         self._settings = settings
         self._listed: dict[str, tuple[str, ...]] = {}
+        self._digests: dict[tuple[str, str], str] = {}
+        """Adapter and first digits to the digest, of every version that this process ever served."""
         self.store = Store.open(settings.adapters.store, settings.adapters.store_bytes)
         self.catalog: Catalog = build_catalog(settings, self.store)
+        self._learn(self.catalog)
 
     def close(self) -> None:
         """Let another process have the store."""
@@ -48,26 +64,36 @@ class Shelf:
     def path_of(self, engine_name: str) -> str:
         """Where the files of this version of an adapter lie. Raises :class:`InputFileError` when the store has no such version."""
         parsed = parse_engine_name(engine_name)
-        found = [d for d in tuple(self.store.entries) if d.startswith(parsed[1])] if parsed is not None else []
-        if not found:
+        # By adapter first: twelve digits are few enough that somebody could make another adapter that has them too.
+        digest = None if parsed is None else self._digests.get(parsed[:2])
+        if digest is None or digest not in self.store.entries:
             raise InputFileError(f"the store has no files of {engine_name!r}", code="adapter_unknown")
-        return str(self.store.path_of(found[0]).absolute())
+        return str(self.store.path_of(digest).absolute())
 
     def read(self) -> Catalog:
         """The folders as they are now; what became a problem keeps its last good version. Blocks on the disk."""
         fresh = build_catalog(self._settings, self.store)
         names = {entry.name for entry in fresh.entries}
-        troubled = {problem.name for problem in fresh.problems}
-        kept = tuple(e for e in self.catalog.entries if e.name in troubled - names)
-        return Catalog(fresh.entries + kept, fresh.problems, fresh.warnings)
+        troubled = {problem.name for problem in fresh.problems if problem.is_there}
+        missing = [entry for entry in self.catalog.entries if entry.name not in names]
+        halfway = [e for e in missing if e.name not in troubled and e.folder.path.is_dir()]
+        kept = tuple(entry for entry in missing if entry.name in troubled or entry in halfway)
+        problems = tuple(
+            CatalogProblem(e.name, e.folder.path, "has no configuration any more: its last good version is served")
+            for e in halfway
+        )
+        return Catalog(fresh.entries + kept, fresh.problems + problems, fresh.warnings)
 
     def swap(self, fresh: Catalog) -> None:
         """Serve ``fresh`` from now on; what it no longer has stays held until no replica can read it."""
-        gone = {entry.digest for entry in self.catalog.entries} - {entry.digest for entry in fresh.entries}
-        for digest in gone:
-            self.store.hold(digest, FLEET)
-            self.store.release(digest, CATALOG)
+        served = {entry.digest for entry in fresh.entries}
+        for entry in self.catalog.entries:
+            self.store.hold(entry.digest, FLEET)
+        for digest in self.store.entries:  # also what was admitted and then not served after all
+            if digest not in served:
+                self.store.release(digest, CATALOG)
         self.catalog = fresh
+        self._learn(fresh)
 
     def sweep(self, state: FleetState, open_digests: Iterable[str]) -> None:
         """Give up the hold on copies that nobody can read any more. What is removed when is the store's matter: :meth:`collect`."""
@@ -75,7 +101,7 @@ class Shelf:
             return
         readable = set(self._readable(state, open_digests))
         for digest in self.store.entries:
-            if digest[:12] in readable:
+            if short_digest(digest) in readable:
                 self.store.hold(digest, FLEET)
             else:
                 self.store.release(digest, FLEET)
@@ -85,15 +111,23 @@ class Shelf:
         """Remove the copies that nobody holds; returns their digests. Blocks on the disk."""
         return self.store.collect()
 
+    def _learn(self, catalog: Catalog) -> None:
+        for entry in catalog.entries:
+            self._digests[entry.name, short_digest(entry.digest)] = entry.digest
+
     def _readable(self, state: FleetState, open_digests: Iterable[str]) -> Iterator[str]:
         """First twelve digits of each digest that some replica may read."""
-        yield from (digest[:12] for digest in open_digests)
+        yield from (short_digest(digest) for digest in open_digests)
         registrations = (r.engine_name for replica in state.replicas.values() for r in replica.registrations.values())
         for names in (*self._listed.values(), registrations):
             for name in names:
                 parsed = parse_engine_name(name)
                 if parsed is not None:
                     yield parsed[1]
+
+
+def _inside(path: Path, other: Path) -> bool:
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(other))
 
 
 def differences(state: FleetState, catalog: Catalog, at: int) -> list[AdapterDeclared | AdapterRetired]:

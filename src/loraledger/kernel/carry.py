@@ -7,7 +7,7 @@ keeps its rates, its placement set, and what is held against it.
 
 from __future__ import annotations
 
-from loraledger.kernel.loads import FOREVER
+from loraledger.kernel.loads import FOREVER, set_aside
 from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import FleetState, ReplicaState, fresh_state
 
@@ -25,7 +25,6 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     for name, adapter in new.adapters.items():
         known = old.adapters.get(name)
         if known is None or known.spec.digest != adapter.spec.digest:
-            _forget_registrations(new, name)
             continue
         known.spec = adapter.spec
         known.placed = {r: at for r, at in known.placed.items() if r in new.replicas}
@@ -34,7 +33,8 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
             known.parked_until, known.parked_reason = 0, None
         new.adapters[name] = known
     for replica in new.replicas.values():
-        replica.registrations = {n: r for n, r in replica.registrations.items() if n in new.adapters}
+        for name in [n for n in replica.registrations if not _is_served(old, new, n)]:
+            set_aside(replica, replica.registrations.pop(name))
         for registration in replica.registrations.values():
             if registration.permanent:
                 registration.permanent, registration.retry_at = False, 0
@@ -50,11 +50,12 @@ def _carry_replica(before: ReplicaState, replica: ReplicaState, now: int) -> Non
     replica.drift, replica.draining = before.drift, before.draining
     same = (before.spec.slots, before.spec.host_entries) == (replica.spec.slots, replica.spec.host_entries)
     if same:
-        replica.tiers, replica.registrations = before.tiers, before.registrations
+        replica.tiers, replica.registrations, replica.stale = before.tiers, before.registrations, before.stale
         replica.process_start, replica.engine_version = before.process_start, before.engine_version
         replica.kv_tokens = replica.spec.kv_tokens if replica.spec.kv_tokens is not None else before.kv_tokens
 
 
-def _forget_registrations(state: FleetState, name: str) -> None:
-    for replica in state.replicas.values():
-        replica.registrations.pop(name, None)
+def _is_served(old: FleetState, new: FleetState, name: str) -> bool:
+    """Whether the adapter is still there, with the files that it had."""
+    before, after = old.adapters.get(name), new.adapters.get(name)
+    return before is not None and after is not None and before.spec.digest == after.spec.digest

@@ -113,6 +113,6 @@ def _withdraw(turn: Turn, name: str) -> list[str]:
         registration = replica.registrations.get(name)
         if registration is not None and registration.state != "loading":
             waiters.extend(registration.waiters)
-            del replica.registrations[name]
+            loads.set_aside(replica, replica.registrations.pop(name))
             replica.wanted.pop(name, None)
     return waiters

@@ -6,10 +6,13 @@ A leak would show only when a replica restarts with an honest zero and then draw
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from loraledger.events import Decision, Dispatch, HitClass, ResidencyChange
 from loraledger.kernel.cost import load_time, tier_of
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.state import AdapterState, ReplicaState, RequestState, Turn
+from loraledger.tiers import Movement
 
 
 def send(
@@ -53,6 +56,8 @@ def first_token(turn: Turn, request: RequestState) -> None:
     replica = turn.state.replicas[request.replica]
     replica.prefill_out -= request.prompt
     replica.stall_out -= request.stall
+    if request.adapter in replica.blocked:
+        _unblock(turn, replica, request.adapter)
 
 
 def release(turn: Turn, request: RequestState) -> ReplicaState | None:
@@ -67,27 +72,83 @@ def release(turn: Turn, request: RequestState) -> ReplicaState | None:
     replica.decode_out -= request.expect
     replica.kv_own -= request.prompt + request.expect
     if request.adapter is not None:
-        left = replica.adapters[request.adapter] - 1
-        if left:
-            replica.adapters[request.adapter] = left
-        else:
-            del replica.adapters[request.adapter]
+        _release_adapter(turn, replica, request.adapter)
     request.phase = "held"
     request.replica = None
     request.stall = 0
     return replica
 
 
+def _release_adapter(turn: Turn, replica: ReplicaState, name: str) -> None:
+    """One request less for it: the last one frees its slot for those who wait."""
+    left = replica.adapters[name] - 1
+    if left:
+        replica.adapters[name] = left
+        return
+    del replica.adapters[name]
+    replica.blocked.pop(name, None)
+    if name in replica.registrations:
+        replica.tiers.touch((replica.registrations[name].engine_name,))  # it ran until now
+    for waiting in list(replica.blocked):
+        if len(_running(replica)) >= replica.tiers.slots:
+            break
+        _unblock(turn, replica, waiting)
+
+
+def _running(replica: ReplicaState) -> list[str]:
+    """Engine-side names in slots that requests in flight hold."""
+    return [name for name in replica.tiers.active if name.rpartition("@")[0] in replica.adapters]
+
+
+def _unblock(turn: Turn, replica: ReplicaState, name: str) -> None:
+    """An adapter that waited for a slot has one."""
+    del replica.blocked[name]
+    registration = replica.registrations.get(name)
+    if registration is not None:
+        replica.tiers.touch(_running(replica))
+        _move(turn, replica, name, registration, replica.tiers.use, "request")
+
+
 def use(turn: Turn, replica: ReplicaState, name: str, registration: Registration, cause: str) -> None:
-    """Advance the believed tiers by one use of a registered adapter, and note what that moved."""
-    tiers, engine_name = replica.tiers, registration.engine_name
-    before: HitClass = tiers.tier(engine_name) if registration.known else "unknown"
-    moved = tiers.use(engine_name)
+    """Advance the believed tiers by one use of a registered adapter, and note what that moved.
+
+    While other requests in flight hold all slots a request waits in the engine and a load call ends on the host.
+    """
+    tiers = replica.tiers
+    if registration.engine_name in tiers.active:
+        _move(turn, replica, name, registration, tiers.use, cause)
+        return
+    running = _running(replica)
+    tiers.touch(running)  # each step did, but only now does it matter
+    if len(running) < tiers.slots:
+        _move(turn, replica, name, registration, tiers.use, cause)
+    elif cause == "load":
+        _move(turn, replica, name, registration, tiers.fetch, cause)
+    else:
+        replica.blocked[name] = None
+
+
+def _move(
+    turn: Turn,
+    replica: ReplicaState,
+    name: str,
+    registration: Registration,
+    bring: Callable[[str], Movement],
+    cause: str,
+) -> None:
+    engine_name = registration.engine_name
+    before: HitClass = replica.tiers.tier(engine_name) if registration.known else "unknown"
+    moved = bring(engine_name)
     registration.known = True
     if replica.observed is not None:
         return  # the engine itself will say what moved
-    if before != "gpu":
-        note(turn, replica, name, registration, registration.state, before, "gpu", cause)
+    if moved.loaded:
+        replica.activity.load_rate.add(1, turn.now)
+    if moved.activated:
+        replica.activity.activation_rate.add(1, turn.now)
+    after = replica.tiers.tier(engine_name)
+    if before != after:
+        note(turn, replica, name, registration, registration.state, before, after, cause)
     # A host eviction empties the slot too; a slot eviction alone leaves the host copy.
     if moved.evicted_host is not None:
         tier: HitClass = "gpu" if moved.evicted_slot == moved.evicted_host else "host"

@@ -176,10 +176,16 @@ def lose(turn: Turn, replica: ReplicaState, cause: str) -> list[str]:
         waiters.extend(registration.waiters)
         registration.waiters = {}
         if name not in turn.state.adapters:
-            del replica.registrations[name]
+            set_aside(replica, replica.registrations.pop(name))
     replica.loading = None
     replica.wanted.clear()
     return waiters
+
+
+def set_aside(replica: ReplicaState, registration: Registration) -> None:
+    """A version is no longer served: should the replica list its name, it is to forget it."""
+    if registration.engine_name and registration.state != "absent":
+        replica.stale[registration.engine_name] = None
 
 
 def _name_taken(replica: ReplicaState, registration: Registration) -> bool:

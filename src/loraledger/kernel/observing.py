@@ -5,11 +5,13 @@ replayed on top, as without a probe, so that a burst of requests for one adapter
 moves are told too; where lists are told they change nothing, because the belief may be ahead of them.
 
 A difference between the belief and the lists is drift: counted once for each telling, never an error. What was merely under way is
-none: an adapter that is in flight or was sent for within ``SETTLE`` before the lists were true may not have been read yet, and
-what it will push out is still there.
+none: an adapter that is in flight or was sent for within ``SETTLE`` before the lists were true may have been read or not, and what
+it pushes out may be there or not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from loraledger.events import (
     ActivationObserved,
@@ -40,11 +42,16 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
     if not replica.up:
         return
     lists = _lists(replica, event)
-    if replica.observed is not None and _contradict(replica, lists, _sent_since(turn, replica, event.as_of - SETTLE)):
+    if replica.observed is not None and _contradict(turn, replica, lists, event.as_of):
         turn.drift(replica, "residency")
-    for engine_name in _sent_since(turn, replica, event.as_of):
-        lists.use(engine_name)
+    for engine_name in _sent_since(turn, replica, replica.tiers.host, event.as_of):
+        if replica.tiers.tier(engine_name) == "gpu":  # else it waits for a slot, or was pushed out of it again
+            lists.use(engine_name)
     replica.tiers = lists
+    for name in list(replica.blocked):
+        registration = replica.registrations.get(name)
+        if registration is not None and registration.engine_name in lists.active:
+            del replica.blocked[name]
     if replica.observed is None:
         replica.observed = Observed(event.as_of)
     replica.observed.as_of = event.as_of
@@ -57,8 +64,8 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
 def loaded(turn: Turn, policy: Policy, event: LoadObserved) -> None:
     """Bytes moved from disk to the host cache."""
     replica = turn.state.replicas[event.replica]
-    keep(replica.durations.loads, turn.now, event.took)
-    replica.durations.load_rate.add(1, turn.now)
+    keep(replica.activity.loads, turn.now, event.took)
+    replica.activity.load_rate.add(1, turn.now)
     _note(turn, replica, event.engine_name, "disk", "host", "load", event.took)
 
 
@@ -68,8 +75,8 @@ def activated(turn: Turn, policy: Policy, event: ActivationObserved) -> None:
     if replica.observed is None and replica.tiers.tier(event.engine_name) != "gpu":
         turn.drift(replica, "residency")
         replica.tiers.use(event.engine_name)
-    keep(replica.durations.activations, turn.now, event.took)
-    replica.durations.activation_rate.add(1, turn.now)
+    keep(replica.activity.activations, turn.now, event.took)
+    replica.activity.activation_rate.add(1, turn.now)
     _note(turn, replica, event.engine_name, "host", "gpu", "activation", event.took)
 
 
@@ -81,7 +88,7 @@ def evicted(turn: Turn, policy: Policy, event: EvictionObserved) -> None:
         if event.engine_name in believed:
             turn.drift(replica, "residency")
         replica.tiers.drop(event.engine_name, event.tier)
-    replica.durations.eviction_rate.add(1, turn.now)
+    replica.activity.eviction_rate.add(1, turn.now)
     after: HitClass = "disk" if event.tier == "host" else "host"
     _note(turn, replica, event.engine_name, event.tier, after, f"evicted: {event.cause}", None)
 
@@ -126,23 +133,24 @@ def _lists(replica: ReplicaState, event: TiersObserved) -> EngineTiers:
     return lists
 
 
-def _sent_since(turn: Turn, replica: ReplicaState, since: int) -> list[str]:
-    """Engine-side names, as believed in host memory, that something was sent for after ``since``: the last one last."""
+def _sent_since(turn: Turn, replica: ReplicaState, names: Iterable[str], since: int) -> list[str]:
+    """Of these engine-side names, in their order, those that something was sent for after ``since``."""
     adapters, where = turn.state.adapters, replica.spec.name
-    known = [(name, adapters.get(name.rpartition("@")[0])) for name in replica.tiers.host]
+    known = [(name, adapters.get(name.rpartition("@")[0])) for name in names]
     return [name for name, adapter in known if adapter is not None and adapter.placed.get(where, 0) > since]
 
 
-def _contradict(replica: ReplicaState, lists: EngineTiers, recent: list[str]) -> bool:
+def _contradict(turn: Turn, replica: ReplicaState, lists: EngineTiers, as_of: int) -> bool:
+    """Whether lists differ from the belief in what cannot be under way."""
     believed = replica.tiers
-    moving = dict.fromkeys(recent) | dict.fromkeys(
-        replica.registrations[name].engine_name for name in replica.adapters if name in replica.registrations
-    )
-    pairs = ((believed.host, lists.host), (believed.active, lists.active))
-    for ours, theirs in pairs:
-        if any(name not in theirs and name not in moving for name in ours):
-            return True
-        if not moving and any(name not in ours for name in theirs):
+    moving = dict.fromkeys(_sent_since(turn, replica, [*believed.host, *lists.host], as_of - SETTLE))
+    for adapter in replica.adapters:
+        if adapter in replica.registrations:
+            moving[replica.registrations[adapter].engine_name] = None
+    for ours, theirs in ((believed.host, lists.host), (believed.active, lists.active)):
+        gone = sum(name not in theirs and name not in moving for name in ours)
+        come = [name in moving for name in theirs if name not in ours]
+        if gone > sum(come) or (come and not moving):
             return True
     return False
 

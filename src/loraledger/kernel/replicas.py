@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loraledger.events import ReplicaDown, ReplicaSampled, ReplicaUp, parse_engine_name
+from loraledger.events import Evict, ReplicaDown, ReplicaSampled, ReplicaUp, parse_engine_name
 from loraledger.kernel import failures, loads
 from loraledger.kernel.observed import Activity
 from loraledger.kernel.policy import Policy
@@ -121,6 +121,7 @@ def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of:
             and generation >= newest.get(name, (0, ""))[0]
         ):
             newest[name] = (generation, engine_name)
+    _forget_stale(turn, replica, names, {engine_name for _, engine_name in newest.values()})
     for name, (generation, engine_name) in newest.items():
         registration = replica.registrations.get(name)
         if registration is None:
@@ -138,6 +139,15 @@ def reconcile(turn: Turn, replica: ReplicaState, listed: tuple[str, ...], as_of:
             if registration.state == "absent" and name in turn.state.adapters:
                 turn.state.adapters[name].placed.pop(replica.spec.name, None)
     return waiters
+
+
+def _forget_stale(turn: Turn, replica: ReplicaState, listed: dict[str, None], served: set[str]) -> None:
+    """Have the replica forget versions that are no longer served: they went while it was down, or this gateway was."""
+    replica.stale = {name: None for name in replica.stale if name in listed and name not in served}
+    for engine_name in replica.stale:
+        adapter = engine_name.rpartition("@")[0]
+        number = turn.command_id(replica.spec.name, adapter)
+        turn.commands.append(Evict(number, replica.spec.name, adapter, engine_name))
 
 
 def hold_desired(turn: Turn) -> None:

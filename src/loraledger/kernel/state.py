@@ -69,6 +69,8 @@ class ReplicaState(msgspec.Struct):
     process_start: int | None = None
     engine_version: str | None = None
     registrations: dict[str, Registration] = {}
+    stale: dict[str, None] = {}
+    """Engine-side names of versions that are no longer served and may still be registered there."""
     in_flight: dict[str, None] = {}
     adapters: dict[str, int] = {}
     """Requests in flight by adapter."""

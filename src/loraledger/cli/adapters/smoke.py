@@ -3,7 +3,7 @@
 The same prompt goes to the base model and to the adapter, at temperature 0 with log probabilities. An engine that loaded an adapter
 and applies nothing of it answers as the base does: that is the one fault which a folder's headers cannot show (all-zero weights,
 a filter nobody remembers). One different token is proof; where all tokens agree, the largest difference of their log
-probabilities decides, because a weak adapter moves those first.
+probabilities decides, because a weak adapter moves those first. A server that sends none is compared by its text.
 """
 
 from __future__ import annotations
@@ -100,5 +100,9 @@ def _tokens(answer: Any, url: str, model: str) -> Tokens:  # noqa: ANN401 - what
     try:
         found = answer["choices"][0]["logprobs"]
         return list(zip(map(str, found["tokens"]), map(float, found["token_logprobs"]), strict=True))
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise TargetError(f"{model}: {url} sent no log probabilities: it must allow them") from error
+    except (KeyError, IndexError, TypeError, ValueError):
+        pass  # some servers send none: then the text decides
+    try:
+        return [(str(answer["choices"][0]["text"]), 0.0)]
+    except (KeyError, IndexError, TypeError) as error:
+        raise TargetError(f"{model}: {url} did not answer with a completion") from error
