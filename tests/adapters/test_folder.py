@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import tracemalloc
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -239,17 +242,24 @@ def test_a_reader_shares_what_folders_have_in_common_and_forgets_the_oldest(make
     first, second = reader.read("a", a), reader.read("b", b)
     assert first.inventory is second.inventory
     assert replace(first, name="b", path=b, files=second.files) == second
+    forgotten = weakref.ref(first.reading)
+    del first, second
+    gc.collect()
+    assert forgotten() is not None
     reader.read("c", c)
-    assert reader.read("a", a).inventory is not first.inventory
+    gc.collect()
+    assert forgotten() is None
 
 
 def test_a_reader_forgets_what_was_used_longest_ago(make_adapter: MakeAdapter) -> None:
     a, b, c = (make_adapter(str(alpha), lora_alpha=alpha) for alpha in (1, 2, 3))
     reader = FolderReader(keep=2)
-    first = reader.read("a", a)
-    for folder in (b, a, c):
+    first, second = (weakref.ref(reader.read("x", folder).reading) for folder in (a, b))
+    for folder in (a, c):
         reader.read("x", folder)
-    assert reader.read("a", a).inventory is first.inventory
+    gc.collect()
+    assert first() is reader.read("a", a).reading is not None
+    assert second() is None
 
 
 def test_a_reader_does_not_take_other_lengths_or_headers_for_known_ones(make_adapter: MakeAdapter) -> None:
@@ -261,8 +271,38 @@ def test_a_reader_does_not_take_other_lengths_or_headers_for_known_ones(make_ada
         reader.read("a", folder)
 
 
-def test_a_reader_does_not_keep_large_headers(make_adapter: MakeAdapter) -> None:
+def test_a_reader_keeps_a_large_header_only_while_somebody_holds_it(make_adapter: MakeAdapter) -> None:
     many = {f"{i}{'x' * 100}.{side}.weight": (4, 4) for i in range(4000) for side in ("lora_A", "lora_B")}
     assert len(safetensors(many)) > MAX_REMEMBERED
-    reader, folder = FolderReader(), make_adapter("a", weights=safetensors(many))
-    assert reader.read("a", folder).inventory is not reader.read("a", folder).inventory
+    reader, folder, copy = FolderReader(), *(make_adapter(name, weights=safetensors(many)) for name in "ab")
+    held = reader.read("a", folder)
+    assert reader.read("b", copy).inventory is held.inventory
+    inventory = weakref.ref(held.reading)
+    del held
+    gc.collect()
+    assert inventory() is None
+
+
+def test_many_links_to_one_fat_folder_cost_the_memory_of_one(make_adapter: MakeAdapter, tmp_path: Path) -> None:
+    many = {f"m.layers.{i}.q.{side}.weight": (1, 1) for i in range(10_000) for side in ("lora_A", "lora_B")}
+    folder, reader = make_adapter("fat", weights=safetensors(many), r=1), FolderReader()
+    for i in range(20):
+        (tmp_path / f"link{i}").symlink_to(folder)
+    tracemalloc.start()
+    try:
+        read = [reader.read("fat", folder)]
+        one, _ = tracemalloc.get_traced_memory()
+        read += [reader.read(f"link{i}", tmp_path / f"link{i}") for i in range(20)]
+        all_of_them, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all_of_them < 1.2 * one
+    assert len({id(item.inventory) for item in read}) == 1
+
+
+def test_patterns_that_would_hold_an_engine_are_refused_with_the_folder(make_adapter: MakeAdapter) -> None:
+    many = {f"m.layers.{i}.q.{side}.weight": (1, 1) for i in range(600) for side in ("lora_A", "lora_B")}
+    keys = {f"m.layers.{i}.q": 1 for i in range(600)}
+    assert "600 keys for 600 modules" in refused(make_adapter("a", weights=safetensors(many), r=1, rank_pattern=keys))
+    assert "600 keys for 600 modules" in refused(make_adapter("b", weights=safetensors(many), r=1, alpha_pattern=keys))
+    assert read_folder("c", make_adapter("c", weights=safetensors(many), r=1, rank_pattern={"q": 1})).rank == 1

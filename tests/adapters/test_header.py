@@ -18,6 +18,7 @@ from loraledger.adapters.reading.header import (
     BITS,
     MAX_HEADER,
     MAX_NAME,
+    MAX_PARTS,
     MAX_TENSORS,
     RawHeader,
     Tensor,
@@ -122,7 +123,8 @@ def test_tensors_may_be_listed_in_another_order_than_they_lie() -> None:
         (b'{"a\x7f":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}', 1, "is no tensor's name"),
         ('{"a\u0085":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}'.encode(), 1, "is no tensor's name"),
         ({"a": entry(), "__metadata__": entry(begin=1, end=2)}, 2, "__metadata__ must map names to text"),
-        ({"x" * (MAX_NAME + 1): entry()}, 1, "a name of over 1,000 characters"),
+        ({"x" * (MAX_NAME + 1): entry()}, 1, "a name of over 256 characters"),
+        ({".".join("x" * (MAX_PARTS + 1)): entry()}, 1, "a name of over 32 parts"),
         ({"x" * 100_000: 1}, 1, "has no valid"),
     ],
 )
@@ -158,6 +160,17 @@ def test_nothing_may_be_there_twice(raw: bytes) -> None:
 @pytest.mark.parametrize("number", [b"-0", b"1e0", b"1.0", b"NaN", b"01", b"1" + b"0" * 5000])
 def test_a_number_that_other_parsers_read_differently_is_refused(number: bytes) -> None:
     refused(b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[' + number + b",1]}}")
+
+
+def test_the_number_of_tensors_is_bounded_exactly() -> None:
+    many = {f"t{i}": entry(begin=i, end=i + 1) for i in range(MAX_TENSORS)}
+    assert len(parse(many, MAX_TENSORS)) == MAX_TENSORS
+    many["one more"] = entry(begin=MAX_TENSORS, end=MAX_TENSORS + 1)
+    assert f"over {MAX_TENSORS:,} tensors" in refused(many, MAX_TENSORS + 1)
+
+
+def test_the_longest_name_and_the_most_parts_are_read() -> None:
+    assert parse({"x" * MAX_NAME: entry(), ".".join("x" * MAX_PARTS): entry(begin=1, end=2)}, 2)
 
 
 def test_a_header_of_too_many_tensors_is_refused_before_it_is_decoded() -> None:

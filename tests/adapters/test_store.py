@@ -7,10 +7,12 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from loraledger.adapters.store.admission import Source
 from loraledger.adapters.store.known_digests import KnownDigests
 from loraledger.adapters.store.store import EARLIER, Store, Stored
 from loraledger.errors import InputFileError, InternalError
@@ -179,6 +181,61 @@ def test_an_entry_that_was_damaged_in_place_is_refused_and_not_touched(tmp_path:
             admit(store, folder)
         assert caught.value.code == "store_damaged"
         assert content(stored.path) == {CONFIG: b'{"r": 8}'}
+        assert hidden(store) == set()
+
+
+def away_and_back(store: Store, folder: Path) -> None:
+    """The store's disk is gone during one admission of ``folder``."""
+    away = store.root.with_name("away")
+    store.root.rename(away)
+    with pytest.raises(InputFileError) as caught:
+        admit(store, folder)
+    assert caught.value.code == "store_failed"
+    away.rename(store.root)
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_copy_that_was_away_for_a_while_is_served_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rewritten: bool
+) -> None:
+    folder = tenant(tmp_path / "a")
+    with Store.open(tmp_path / "store", None, now=lambda: time.time_ns() + 3 * 10**9) as store:
+        first = admit(store, folder, "catalog")
+        away_and_back(store, folder)
+        if rewritten:
+            folder = tenant(tmp_path / "b")
+        else:
+            monkeypatch.setattr(Source, "copy_into", no_reading)
+        assert admit(store, folder, "r0") == replace(first, new=False)
+        assert list(store.entries) == [first.digest]
+        assert (store.bytes, store.holders(first.digest)) == (first.bytes, frozenset({"catalog", "r0"}))
+        assert hidden(store) == set()
+
+
+def test_a_copy_that_came_back_changed_is_not_served(tmp_path: Path) -> None:
+    folder = tenant(tmp_path / "a")
+    with Store.open(tmp_path / "store", None, now=lambda: time.time_ns() + 3 * 10**9) as store:
+        first = admit(store, folder)
+        away_and_back(store, folder)
+        (first.path / WEIGHTS).chmod(0o644)
+        (first.path / WEIGHTS).write_bytes(b"v" * 100)
+        with pytest.raises(InputFileError, match="is damaged") as caught:
+            admit(store, folder)
+        assert caught.value.code == "store_damaged"
+        assert store.entries == {}
+
+
+def test_an_adapter_over_the_limit_of_one_is_refused_unread_with_both_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = tenant(tmp_path / "small", b"w" * 100), tenant(tmp_path / "large")
+    os.truncate(large / WEIGHTS, 2 * 10**9)
+    with Store.open(tmp_path / "store", None, adapter_limit=108) as store:
+        assert admit(store, small).bytes == 108
+        monkeypatch.setattr(os, "preadv", no_reading)
+        with pytest.raises(InputFileError, match=r"2,000,000,008 bytes and .* 108") as caught:
+            admit(store, large)
+        assert caught.value.code == "adapter_too_large"
         assert hidden(store) == set()
 
 

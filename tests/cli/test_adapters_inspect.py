@@ -158,6 +158,22 @@ def test_an_adapter_that_would_change_nothing_is_exit_code_5(cli: Cli, tmp_path:
     assert "no effect" in done.out
 
 
+def test_slots_without_a_byte_have_no_share(cli: Cli, tmp_path: Path, base: Path) -> None:
+    words: list[str | Path] = [adapter(tmp_path / "a"), "--base", base, "--lora-target-modules", "nothing_proj"]
+    done = cli("adapters", "inspect", *words)
+    assert done.code == 5
+    assert "Traceback" not in done.err
+    found = document(cli("adapters", "inspect", *words, "--json"))
+    assert (found["totals"]["all_slots_bytes_per_rank_process"], found["totals"]["all_slots_kv_tokens"]) == (0, 0)
+    assert found["adapters"][0]["slot_share"] is None
+
+
+def test_cache_types_are_known_without_a_base(cli: Cli, tmp_path: Path) -> None:
+    folder = adapter(tmp_path / "a")
+    for dtype in ("auto", "fp8", "fp8_e4m3", "bfloat16"):
+        assert cli("adapters", "inspect", folder, "--kv-cache-dtype", dtype).code == 0
+
+
 def test_target_modules_are_listed_by_commas_or_repeated(cli: Cli, tmp_path: Path, base: Path) -> None:
     folder = adapter(tmp_path / "a", modules="qo")
     split = ["--lora-target-modules", "o_proj", "--lora-target-modules", "down_proj"]
@@ -280,6 +296,9 @@ def test_other_engines_are_costed_by_their_own_rules(
         (["--max-lora-rank", "17"], "1, 8, 16, 32, 64, 128, 256, 320, 512"),
         (["--max-loras", "4", "--max-cpu-loras", "2"], "at least its slots (4)"),
         (["--engine", "nope"], "nope"),
+        (["--lora-target-modules", ",,"], "names no module"),
+        (["--lora-target-modules", ""], "names no module"),
+        (["--kv-cache-dtype", "bogus"], "auto, fp8, float32, bfloat16, float16"),
     ],
 )
 def test_flags_that_the_engine_would_not_start_with_are_wrong_usage(

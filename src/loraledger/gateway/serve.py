@@ -153,6 +153,7 @@ class Gateway:
         self.draining = True
         if self.plane is not None:
             await self.plane.drain(self.settings.limits.drain)
+            await self._hear_of_the_last()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -194,6 +195,13 @@ class Gateway:
                 removed = await asyncio.to_thread(self.shelf.collect)
             if removed:
                 log.info("%d stored copies that nothing reads any more were removed", len(removed))
+
+    async def _hear_of_the_last(self) -> None:
+        """Rows of the last answers wait for what the engines' probes tell of them: for a moment, no longer."""
+        for _ in range(10):
+            if self.journal is None or not self.conductor.fold.state.closing:
+                return
+            await asyncio.sleep(0.1)
 
     @property
     def _drain_s(self) -> float:

@@ -48,7 +48,9 @@ class Shelf:
         self._listed: dict[str, tuple[str, ...]] = {}
         self._digests: dict[tuple[str, str], str] = {}
         """Adapter and first digits to the digest, of every version that this process ever served."""
-        self.store = Store.open(settings.adapters.store, settings.adapters.store_bytes)
+        self.store = Store.open(
+            settings.adapters.store, settings.adapters.store_bytes, adapter_limit=settings.adapters.adapter_bytes
+        )
         self.catalog: Catalog = build_catalog(settings, self.store)
         self._learn(self.catalog)
 

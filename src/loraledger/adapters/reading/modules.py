@@ -87,7 +87,12 @@ class Inventory:
 
 
 def take_inventory(tensors: Mapping[str, Tensor], config: PeftConfig) -> Inventory:
-    """``tensors`` of an adapter's weights, by what they are; ``config`` says which rank axes hold several experts."""
+    """``tensors`` of an adapter's weights, by what they are; ``config`` says which rank axes hold several experts.
+
+    Raises :class:`InputFileError` when the patterns of ``config`` cost too much on so many modules.
+    """
+    if config.rank_pattern or config.alpha_pattern:  # Before any is matched.
+        config.check_cost([_module(name.rpartition(".lora_")[0]) for name in tensors if ".lora_A." in name])
     pairs = _Pairs(config)
     odd = pairs.add_plain(tensors)
     sorts = _Sorts()

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 from loraledger.adapters.reading.files import CONFIG_NAME
 from loraledger.adapters.reading.jsonfile import read_object
-from loraledger.adapters.reading.patterns import NamePatterns
+from loraledger.adapters.reading.patterns import NamePatterns, check_cost
 from loraledger.errors import InputFileError
 
 MAX_RANK: Final = 1_000_000
@@ -101,6 +101,11 @@ class PeftConfig:
         alpha = self.alpha if key is None else self.alpha_pattern[key]
         rank = self.rank_of(module)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
+
+    def check_cost(self, modules: Sequence[str]) -> None:
+        """Raises :class:`InputFileError` when an engine would take too long to find the ranks and scalings of ``modules``."""
+        if self.rank_pattern or self.alpha_pattern:
+            check_cost((self._rank_keys, self._alpha_keys), [_parameter(module) for module in modules])
 
     @cached_property
     def _rank_keys(self) -> NamePatterns:

@@ -79,13 +79,14 @@ class Stored:
 class Store:
     """A folder of adapters by digest. Make one with ``Store.open``. Methods may be called from any thread.
 
-    ``limit`` is in bytes of files, ``None`` for the disk's own; ``foreign`` says of each child that is not an entry
-    why it is not.
+    ``limit`` is in bytes of files, ``None`` for the disk's own. ``adapter_limit`` is that of one adapter: a file of holes takes
+    4 KB of a tenant's disk and its whole length here. ``foreign`` says of each child that is not an entry why it is not.
     """
 
-    def __init__(self, root: Path, limit: int | None) -> None:
+    def __init__(self, root: Path, limit: int | None, adapter_limit: int | None = None) -> None:
         self.root = root
         self.limit = limit
+        self.adapter_limit = adapter_limit
         self.foreign: dict[str, str] = {}
         self._now: Callable[[], int] = time.time_ns
         self._lock_fd: int | None = None
@@ -99,13 +100,15 @@ class Store:
         self._unsaved = 0
 
     @classmethod
-    def open(cls, root: Path, limit: int | None, *, now: Callable[[], int] = time.time_ns) -> Self:
+    def open(
+        cls, root: Path, limit: int | None, adapter_limit: int | None = None, *, now: Callable[[], int] = time.time_ns
+    ) -> Self:
         """Lock ``root`` (created if missing), clear what broken admissions left, list the entries.
 
         ``now`` is the wall clock in nanoseconds, by which files are judged too young to be known again. Raises
         ConfigError when another process has the store, or the disk refuses.
         """
-        store = cls(root.absolute(), limit)
+        store = cls(root.absolute(), limit, adapter_limit)
         store._now = now
         try:
             store.root.mkdir(parents=True, exist_ok=True)
@@ -156,16 +159,17 @@ class Store:
 
         With ``root``, what is opened must lie below it after links are followed. ``holder`` holds the entry from the
         start: without one, the next admission may collect it before the caller can hold it. Raises InputFileError, and
-        leaves nothing behind, for files that cannot be read or change meanwhile (``bad_input_file``), when there is no
-        room even after collecting (``store_full``), when the digest is taken by something damaged or foreign
-        (``store_damaged``), or the disk fails (``store_failed``).
+        leaves nothing behind, for files that cannot be read or change meanwhile (``bad_input_file``), or are over the limit of
+        one adapter (``adapter_too_large``), when there is no room even after collecting (``store_full``), when the digest is
+        taken by something damaged or foreign (``store_damaged``), or the disk fails (``store_failed``).
         """
         with self._admitting:
             self._must_be_open()
             now = self._now()
             with opened(config, weights, root) as source, self._disk_errors(source.bytes):
+                self._check_length(source.bytes)
                 known = self._known.get(source.key)
-                stored = self._claim(known, holder)
+                stored = self._claim(known, holder) or self._recover(known, holder)
                 if stored is None:
                     stored = self._make_room(source, holder) or self._take_in(source, holder)
                     self._learn(source, stored.digest, now)
@@ -258,6 +262,23 @@ class Store:
                 self._holders.setdefault(digest, set()).add(holder)
             return Stored(digest, path, entry.bytes, new=False)
 
+    def _recover(self, digest: str | None, holder: str | None) -> Stored | None:
+        """The entry of ``digest`` if it is good and only not listed, held: the store's disk was away for a while."""
+        if digest is None:
+            return None
+        path = self.root / digest
+        try:
+            entry = read_entry(path)
+            with opened(path / NAMES[0], path / NAMES[1]) as source:
+                if source.digest() != digest:
+                    return None
+        except (FileNotFoundError, ValueError, InputFileError):
+            return None
+        with self._state:
+            self._entries[digest] = entry
+            self.foreign.pop(digest, None)
+        return self._claim(digest, holder)
+
     def _make_room(self, source: Source, holder: str | None) -> Stored | None:
         """See to it that ``source`` fits. The entry, when it turned out to be there already.
 
@@ -288,7 +309,12 @@ class Store:
             make_durable(incoming)
             entry = Entry(source.bytes, incoming.stat().st_mtime_ns)
             path = self.root / digest
-            publish(incoming, path)
+            try:
+                publish(incoming, path)
+            except InputFileError:
+                if stored := self._recover(digest, holder):
+                    return stored
+                raise
             try:
                 sync_folder(self.root)
             except OSError:
@@ -332,6 +358,11 @@ class Store:
         """Bytes that are missing for ``need`` more; negative when there is room. Raises OSError."""
         over = 0 if self.limit is None else self.bytes + need - self.limit
         return max(over, need - shutil.disk_usage(self.root).free)
+
+    def _check_length(self, need: int) -> None:
+        if self.adapter_limit is not None and need > self.adapter_limit:
+            message = f"its files have {need:,} bytes and one adapter's may have {self.adapter_limit:,}"
+            raise InputFileError(f"{message}: save it in a smaller type, or raise the limit", code="adapter_too_large")
 
     def _full(self, need: int, reason: str | None = None) -> InputFileError:
         limit = "no limit set" if self.limit is None else f"the limit is {format_bytes(self.limit)}"

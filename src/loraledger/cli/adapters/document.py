@@ -36,6 +36,11 @@ def document(
     return {key: _json(value) for key, value in found.items()}
 
 
+def share_of(row: Row, slots: Slots | None) -> float | None:
+    """How much of one slot ``row`` fills, 1 for all; ``None`` where there are no slots, or none of them holds a byte."""
+    return None if slots is None or row.device is None or not slots.one.total else row.device / slots.one.total
+
+
 def _json(value: object) -> object:
     """``value`` as JSON can hold it: what is not Unicode in a file's or tensor's name is escaped."""
     if isinstance(value, dict):
@@ -94,7 +99,7 @@ def _row_document(row: Row | Unreadable, slots: Slots | None, engine: EngineSett
         "host_bytes_per_rank_process": None if host is None else host.exact,
         "host_bytes_pinned_at_most": None if host is None else host.pinned * engine.tensor_parallel,
         "device_bytes_per_rank_process": row.device,
-        "slot_share": None if slots is None or row.device is None else row.device / slots.one.total,
+        "slot_share": share_of(row, slots),
     }
 
 

@@ -106,8 +106,12 @@ def inspect(
 
 
 def _listed(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
-    return tuple(names) or None
+    if not values:
+        return None
+    names = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+    if not names:
+        raise typer.BadParameter("--lora-target-modules names no module: leave it out to give all of them room")
+    return names
 
 
 def _from_settings(config: Path | None, base: Path | None) -> tuple[EngineSettings, Path | None]:
@@ -123,8 +127,12 @@ def _from_settings(config: Path | None, base: Path | None) -> tuple[EngineSettin
 
 def _check_flags(flags: EngineSettings) -> None:
     """What the engine itself would not start with."""
+    from loraledger.adapters.sizing.basemodel import DTYPE_BYTES
     from loraledger.adapters.sizing.engine import MAX_RANKS
 
+    cache = flags.kv_cache_dtype
+    if cache not in ("auto", *DTYPE_BYTES) and not cache.startswith("fp8"):
+        raise typer.BadParameter(f"--kv-cache-dtype is auto, fp8, {', '.join(DTYPE_BYTES)}")
     if flags.engine == "vllm" and flags.max_lora_rank not in MAX_RANKS:
         raise typer.BadParameter(f"vLLM takes --max-lora-rank {', '.join(map(str, MAX_RANKS))}")
     if flags.engine == "vllm" and flags.host_entries < flags.max_loras:

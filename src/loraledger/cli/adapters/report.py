@@ -17,6 +17,7 @@ from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.sizing.footprint import kv_tokens
 from loraledger.adapters.survey import SLOTTED, Fit, Row, Slots, Totals, Unreadable, kv_bytes_of, slots_of
 from loraledger.adapters.verdict.judge import Finding, Outcome
+from loraledger.cli.adapters.document import share_of
 from loraledger.cli.output import print_table
 from loraledger.units import format_bytes
 
@@ -185,9 +186,10 @@ def _scaled(number: int, units: Mapping[str, int]) -> str:
 
 def _share(row: Row, slots: Slots | None) -> str | None:
     """How much of one slot it fills; what is refused fills none."""
-    if slots is None or row.device is None or row.verdict.outcome == "refused":
+    share = share_of(row, slots)
+    if share is None or row.verdict.outcome == "refused":
         return None
-    return "<1%" if 0 < row.device * 100 < slots.one.total else f"{row.device / slots.one.total:.0%}"
+    return "<1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def _findings(rows: Sequence[Row | Unreadable]) -> Iterator[str]:
