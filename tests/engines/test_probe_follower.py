@@ -513,8 +513,8 @@ async def test_a_growing_count_of_events_that_never_came_leads_to_a_snapshot(
         (404, "<html>", "no_probe"),
         (503, refusal("engine_unavailable"), "engine_unavailable"),
         (500, "oops", "http_500"),
-        (200, "[1, 2]", "http_200"),
-        (200, "not JSON", "http_200"),
+        (200, "[1, 2]", "bad_reply"),
+        (200, "not JSON", "bad_reply"),
         (200, "{}", "bad_reply"),
     ],
 )

@@ -131,6 +131,7 @@ def engine_settings(replica: Replica) -> EngineSettings:
         fully_sharded_loras=replica.fully_sharded_loras,
         lora_target_modules=replica.lora_target_modules,
         lora_dtype=replica.lora_dtype,
+        dtype=replica.dtype,
     )
 
 

@@ -32,6 +32,8 @@ def ledger(
 
     A figure's source is marked: ``~`` believed, ``=`` configured, none observed; ``-`` is unknown, never zero.
     """
+    if as_json and watch:
+        raise typer.BadParameter("--json prints one document: leave out --watch")
     if as_json:
         print_json("ledger", _ask(replica, config))
         return
@@ -44,7 +46,11 @@ def ledger(
         return
     import time
 
-    with Live(_shown(_ask(replica, config)), console=console, screen=console.is_terminal) as live:
+    if not console.is_terminal:
+        while True:
+            console.print(_shown(_ask(replica, config)))
+            time.sleep(2.0)
+    with Live(_shown(_ask(replica, config)), console=console, screen=True) as live:
         while True:
             time.sleep(2.0)
             live.update(_shown(_ask(replica, config)))
@@ -67,11 +73,15 @@ def _replica(item: Item) -> list[RenderableType]:
 
     limit = item["limit"]
     also = f", also {', '.join(limit['also'])}" if limit["also"] else ""
-    parts: list[RenderableType] = [Text(f"{item['replica']}: limited by {limit['pool']}{also}", style="bold")]
+    head = f"limited by {limit['pool']}{also}" if item["up"] else "down: what follows is of its settings"
+    parts: list[RenderableType] = [Text(f"{item['replica']}: {head}", style="bold")]
     parts += [Text(f"  {evidence['pool']}: {evidence['statement']}") for evidence in limit["evidence"]]
     parts += [Text(f"  helps: {_lever(lever)}") for lever in limit["levers"]]
     if limit["unknown"]:
-        parts.append(Text(f"  cannot be ruled out for want of {'; '.join(limit['unknown'])}"))
+        parts += [Text(f"  not known, so not ruled out: {unknown}") for unknown in limit["unknown"]]
+        parts.append(
+            Text("  the probe tells, or base.path, replicas[].device_bytes and replicas[].overhead in the settings")
+        )
     parts += [_memory(item), _adapters(item["adapters"]), Text("")]
     return parts
 

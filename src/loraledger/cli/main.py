@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from loraledger import __version__
-from loraledger.cli import adapters, budget, check, config, emulate, explain, get, ledger, serve, verify
+from loraledger.cli import adapters, budget, check, config, emulate, explain, get, ledger, serve, trace, verify
 from loraledger.cli.demo import demo
 from loraledger.errors import LedgerError
 
@@ -33,6 +33,7 @@ app.add_typer(get.app, name="get")
 app.command("explain")(explain.explain)
 app.command("verify")(verify.verify)
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(trace.app, name="trace")
 app.command("budget")(budget.budget)
 app.command("ledger")(ledger.ledger)
 app.add_typer(config.app, name="config")

@@ -58,6 +58,10 @@ class ReplicaView(msgspec.Struct):
     """The last steps that it told of."""
 
 
+LARGEST = 2**60
+"""Sums stay below what the record can hold, whatever an engine says."""
+
+
 class Closed(msgspec.Struct):
     """A request that ended and whose row waits for what the engine's probe will tell of it."""
 
@@ -79,11 +83,11 @@ def add_steps(view: ReplicaView, event: ev.StepsObserved) -> None:
     view.steps = ev.StepsObserved(
         event.at,
         event.replica,
-        before.steps + event.steps,
-        before.tokens + event.tokens,
-        before.took + event.took,
-        before.preempted + event.preempted,
-        before.recomputed + event.recomputed,
+        min(before.steps + event.steps, LARGEST),
+        min(before.tokens + event.tokens, LARGEST),
+        min(before.took + event.took, LARGEST),
+        min(before.preempted + event.preempted, LARGEST),
+        min(before.recomputed + event.recomputed, LARGEST),
         {name: max(before.blocked.get(name, 0), event.blocked.get(name, 0)) for name in sorted(names)},
         event.adapters,
         event.kv_free,

@@ -183,6 +183,9 @@ class Replica(Section):
     lora_dtype: Literal["auto", "float16", "bfloat16"] = _setting(
         "auto", "The engine's lora_dtype; auto: the base model's type."
     )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = _setting(
+        "auto", "The engine's dtype; auto: the base model's, float32 halved."
+    )
     max_seqs: Count = _setting(256, "Sequences that the engine runs at once: its max_num_seqs.", ge=1)
     max_in_flight: Count = Field(
         default_factory=lambda known: 2 * known.get("max_seqs", 1),

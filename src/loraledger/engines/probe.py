@@ -50,6 +50,8 @@ AGAIN_S: Final = (0.5, 10.0)
 """First and longest pause before a probe that failed is asked again."""
 _LONG: Final = 30_000_000_000
 """What worked for so long and then failed is asked again soon."""
+MOST_BLOCKED: Final = 256
+"""Adapters whose waiting requests are told of, those with the most."""
 LAG: Final = 100_000_000
 RETELL: Final = 5_000_000_000
 """The lists are told this often even if nothing moved: their age shows that the probe answers."""
@@ -246,6 +248,7 @@ class ProbeFollower:
         for event in steps:
             for name, count in event["blocked"].items():
                 blocked[name] = max(count, blocked.get(name, 0))
+        most = sorted(blocked, key=blocked.__getitem__, reverse=True)[:MOST_BLOCKED]
         self._say(
             StepsObserved(
                 self._clock(),
@@ -255,7 +258,7 @@ class ProbeFollower:
                 sum(event["dur_ns"] for event in steps),
                 sum(event["preempted"] for event in steps),
                 sum(event["recomputed_tokens"] for event in steps),
-                blocked,
+                {name: blocked[name] for name in most},
                 last["adapters"],
                 last["kv_free"],
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -17,6 +17,17 @@ NO_PROBE = (
     "VLLM_PLUGINS=loraledger"
 )
 Answer = dict[str, Any]
+MAX_ANSWER: Final = 16 * 2**20
+"""Bytes. A page of events has 4 MiB at most, and a snapshot of a thousand adapters 300 KiB."""
+MOST: Final = 10_000
+"""Entries of a list or an object."""
+LONGEST: Final = 4096
+"""Characters of a text; the longest are paths."""
+LARGEST: Final = 2**53
+"""Of counts, bytes and durations; clocks may show more."""
+
+
+_CLOCKS: Final = frozenset({"wall_ns", "mono_ns"})
 
 
 class BootChangedError(TargetError):
@@ -50,15 +61,21 @@ class ProbeApi:
 
     async def _call(self, method: str, path: str, limit: int) -> Answer:
         bare = path.partition("?")[0]
-        async with limited(limit, bare):
-            reply = await self._client.request(
-                method, path, headers={"Authorization": f"Bearer {self._target.probe_key}"}
-            )
+        headers = {"Authorization": f"Bearer {self._target.probe_key}"}
+        raw = bytearray()
+        async with limited(limit, bare), self._client.stream(method, path, headers=headers) as reply:
+            async for chunk in reply.aiter_bytes():
+                raw += chunk
+                if len(raw) > MAX_ANSWER:
+                    raise TargetError(f"{bare}: the answer is over {MAX_ANSWER:,} bytes", code="bad_reply")
         try:
-            body = msgspec.json.decode(reply.content)
+            body = msgspec.json.decode(raw)
         except msgspec.DecodeError:
             body = None
-        if reply.status_code == 200 and isinstance(body, dict):
+        if reply.status_code == 200:
+            if not isinstance(body, dict):
+                raise TargetError(f"{bare}: the answer is no JSON object", code="bad_reply")
+            refuse_implausible(body)
             return body
         code, message = _refusal(body)
         if code == "boot_changed":
@@ -72,6 +89,23 @@ class ProbeApi:
         raise TargetError(
             f"{bare} answered HTTP {reply.status_code}: {message}", code=code or f"http_{reply.status_code}"
         )
+
+
+def refuse_implausible(value: object, key: str = "") -> None:
+    """Raises ``ValueError`` when ``value``, decoded JSON, holds what no engine says: it would poison sums and records."""
+    if isinstance(value, dict | list):
+        if len(value) > MOST:
+            raise ValueError(f"{key or 'the answer'} has {len(value):,} entries")
+        for name, item in value.items() if isinstance(value, dict) else ((key, item) for item in value):
+            if len(name) > LONGEST:
+                raise ValueError("a name is too long")
+            refuse_implausible(item, name)
+    elif isinstance(value, str) and len(value) > LONGEST:
+        raise ValueError(f"{key} has {len(value):,} characters")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        most = 2**62 if key in _CLOCKS else LARGEST
+        if not (0 <= value <= most or (key == "unattributed_bytes" and value >= -LARGEST)):
+            raise ValueError(f"{key} is {value}")
 
 
 def _refusal(body: object) -> tuple[str | None, str]:

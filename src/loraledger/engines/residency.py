@@ -8,11 +8,11 @@ an adapter is in decides nothing, so only the lists are kept.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
+
+from loraledger.engines.probe_api import MOST
 
 Event = dict[str, Any]
-MOST: Final = 100_000
-"""Entries of a list: more is no engine."""
 
 
 class Worker:

@@ -24,6 +24,7 @@ from loraledger.kernel.cost import arrival_rate, tier_of
 from loraledger.kernel.observed import TAU
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState
 from loraledger.ledger import AdapterFacts, Figure, Latencies, ReplicaFacts, believed, configured, observed, unknown
+from loraledger.ledger.budget import rank_weights
 from loraledger.ledger.figures import Unit
 from loraledger.record.tables import Row
 
@@ -198,7 +199,7 @@ class _Moment:
         """Device memory: what there is, the floor, the slots."""
         floor, base, engine = self._floor, self._base, self._engine
         slot = None if base is None else slot_bytes(base, engine)
-        weights = None if base is None else base.weight_bytes // engine.tensor_parallel
+        weights = None if base is None else rank_weights(base, engine)
         return {
             "device_bytes": self._told(floor.device, self._settings.device_bytes, "bytes"),
             "safety": configured(self._settings.headroom, "bytes"),

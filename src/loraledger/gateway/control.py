@@ -241,7 +241,14 @@ class _Control:
         name = request.query_params.get("replica")
         if name is not None and name not in self._plane.state.replicas:
             raise unknown("replica", name, self._plane.state.replicas)
-        return await _listing(b"ledger", (ledger_view(*pair) for pair in self._plane.ledgers(name)), 1)
+        return await _listing(
+            b"ledger",
+            (
+                {"up": self._plane.state.replicas[ledger.replica].up, **ledger_view(ledger, limit)}
+                for ledger, limit in self._plane.ledgers(name)
+            ),
+            1,
+        )
 
     async def rescan(self, request: Request) -> Response:
         await read_body(request, Nothing)
@@ -276,6 +283,11 @@ class _Control:
             name, replicas = await self._targets(request)
             skipped = {r.spec.name: why for r in replicas if (why := _cannot_move(name, r)) is not None}
             asked = [r.spec.name for r in replicas if r.spec.name not in skipped]
+            if not asked:
+                reasons = "; ".join(f"{replica}: {why}" for replica, why in skipped.items())
+                raise BadRequestError(
+                    f"{name!r} cannot be moved: {reasons}", code="adapter_not_movable", param="replica"
+                )
             for replica in asked:
                 self._plane.feed(MoveAsked(self._plane.now(), name, replica, verb))
             return json_answer({"asked": verb, "adapter": name, "replicas": asked, "skipped": skipped}, 202)

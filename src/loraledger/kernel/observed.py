@@ -42,6 +42,8 @@ class Observed(msgspec.Struct):
     kv_free: int | None = None
     """Free KV blocks."""
     steps_at: int = 0
+    moved: int = 0
+    """When an operator last had something moved there: what changes then is no contradiction."""
     preempted: Rate = msgspec.field(default_factory=Rate)
     recomputed: Rate = msgspec.field(default_factory=Rate)
 

@@ -32,6 +32,8 @@ from loraledger.kernel.settings import SECOND
 from loraledger.kernel.state import ReplicaState, Turn
 from loraledger.tiers import EngineTiers
 
+MOVING = 10 * SECOND
+"""How long a move that an operator asked for may be seen to change the lists."""
 SETTLE = SECOND
 """What an engine was sent this long ago it has read, unless it waits for a slot, and then it is in flight."""
 
@@ -42,7 +44,8 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
     if not replica.up:
         return
     lists = _lists(replica, event)
-    if replica.observed is not None and _contradict(turn, replica, lists, event.as_of):
+    known = replica.observed
+    if known is not None and event.as_of > known.moved + MOVING and _contradict(turn, replica, lists, event.as_of):
         turn.drift(replica, "residency")
     for engine_name in _sent_since(turn, replica, replica.tiers.host, event.as_of):
         if replica.tiers.tier(engine_name) == "gpu":  # else it waits for a slot, or was pushed out of it again
@@ -118,6 +121,9 @@ def move_asked(turn: Turn, policy: Policy, event: MoveAsked) -> None:
     """An operator moves an adapter between tiers; what came of it is seen in the lists."""
     registration = turn.state.replicas[event.replica].registrations.get(event.adapter)
     if registration is not None and registration.state == "registered":
+        known = turn.state.replicas[event.replica].observed
+        if known is not None:
+            known.moved = turn.now
         number = turn.command_id(event.replica, event.adapter)
         turn.commands.append(Move(number, event.replica, event.adapter, registration.engine_name, event.verb))
 

@@ -1,0 +1,142 @@
+"""What several trace verbs share: options as they are typed, the mix that they spell, and progress on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeVar
+
+import typer
+
+from loraledger.units import parse_bytes, parse_duration
+
+if TYPE_CHECKING:
+    from loraledger.replay.trace import Adapter
+    from loraledger.replay.workloads import Mix
+
+T = TypeVar("T")
+
+MANY = 100_000
+"""Rows from which on a bar is shown: fewer take less than a second."""
+_STEP = 10_000
+
+
+def as_option(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """``parse`` for an option: its ``ValueError`` is a usage error."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return read
+
+
+@contextmanager
+def usage() -> Iterator[None]:
+    """A ``ValueError`` of a generator is a usage error: its parameters came from the command line."""
+    try:
+        yield
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+OutOption = Annotated[Path, typer.Option("--out", "-o", help="File to write; compressed if it ends in .gz.")]
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="What the trace is called. Default: made from its source.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Same seed, same trace.")]
+AdaptersOption = Annotated[int | None, typer.Option("--adapters", min=1, help="How many adapters there are.")]
+TenantsOption = Annotated[
+    int | None, typer.Option("--tenants", min=1, help="Adapters are dealt to so many tenants. Default: 1.")
+]
+BaseOption = Annotated[
+    float | None, typer.Option("--base-share", min=0.0, max=1.0, help="Share to the base model. Default: 0.")
+]
+ActiveOption = Annotated[
+    int | None, typer.Option("--active", min=1, help="Adapters in use at a time, for --churn. Default: all.")
+]
+DriftOption = Annotated[
+    str | None,
+    typer.Option("--drift", metavar="PERIOD[:N]", help="Each period every adapter falls N ranks; the last come first."),
+]
+ChurnOption = Annotated[
+    str | None, typer.Option("--churn", metavar="PERIOD[:N]", help="Each period N active adapters give way to others.")
+]
+RanksOption = Annotated[
+    str | None, typer.Option("--ranks", metavar="R,R,...", help="Ranks, dealt to the adapters in turn.")
+]
+BytesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--bytes-per-rank",
+        parser=as_option(parse_bytes),
+        metavar="SIZE",
+        help="Bytes of an adapter per rank; needs --ranks.",
+    ),
+]
+DurationType = as_option(parse_duration)
+
+
+def mix_from(
+    adapters: int,
+    popularity: str,
+    tenants: int | None,
+    base_share: float | None,
+    active: int | None,
+    drift: str | None,
+    churn: str | None,
+) -> Mix:
+    """The mix that the options spell, every part of it checked. Raises ``typer.BadParameter``."""
+    from loraledger.replay.popularity import shares
+    from loraledger.replay.roster import parse_every
+    from loraledger.replay.workloads import Assigner, Mix
+
+    with usage():
+        mix = Mix(
+            adapters=adapters,
+            popularity=popularity,
+            tenants=tenants or 1,
+            base_share=base_share or 0.0,
+            active=active,
+            drift=None if drift is None else parse_every(drift),
+            churn=None if churn is None else parse_every(churn),
+        )
+        shares(popularity, 1)
+        Assigner(mix, 0)
+    return mix
+
+
+def adapters_from(count: int, ranks: str | None, bytes_per_rank: int | None) -> tuple[Adapter, ...]:
+    """a0, a1, ... with the ranks and bytes that the options spell. Raises ``typer.BadParameter``."""
+    from loraledger.replay.workloads import named_adapters
+
+    if bytes_per_rank is not None and ranks is None:
+        raise typer.BadParameter("--bytes-per-rank needs --ranks")
+    with usage():
+        return named_adapters(count, [int(part) for part in ranks.split(",")] if ranks else (), bytes_per_rank)
+
+
+def watched(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """``items``, with a bar on stderr once there were many, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total, visible=False)
+        for number, item in enumerate(items, 1):
+            if number % _STEP == 0 and number >= MANY:
+                bar.update(task, completed=number, visible=True)
+            yield item
+
+
+def printable(text: str) -> str:
+    """``text`` with what a terminal would obey escaped: names in a trace come from anybody."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
