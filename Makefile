@@ -37,12 +37,14 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each 
 	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.policies --quick
 
-fuzz: $(STAMP)  ## both readers of adapter files against hostile input, five minutes each
+fuzz: $(STAMP)  ## readers of adapter files against hostile input, five minutes each; the twin against its oracle
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python tests/fuzz/run.py header --seconds 300
 	$(BIN)/python tests/fuzz/run.py config --seconds 300
+	TWIN_EXAMPLES=10000 $(BIN)/python -m pytest tests/twin/test_against_oracle.py
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from loraledger.twin.events import (
     Activated,
@@ -60,16 +61,26 @@ class Entry:
 
     name: str
     size: int
+    rank: int
     ready: int
+
+
+@dataclass(eq=False)
+class Block:
+    """One KV block; ``key``: what it can be found by."""
+
+    key: tuple[Entry | None, int, int] | None = None
+    users: int = 0
 
 
 @dataclass(eq=False)
 class Live:
     request: TwinRequest
     adapter: Entry | None
+    at: int = 0
     computed: int = 0
     generated: int = 0
-    blocks: int = 0
+    blocks: list[Block] = field(default_factory=list)
     decoding: bool = False
 
     @property
@@ -94,6 +105,10 @@ class Oracle:
     open: list[str] = field(default_factory=list)
     cancelled: dict[str, int] = field(default_factory=dict)
     dead: bool = False
+    free: list[Block] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.free = [Block() for _ in range(self.profile.kv_blocks)]
 
     def run(self, calls: Sequence[Call]) -> list[TwinEvent]:
         """``calls`` in order of time, at most one cancel a request. Returns all that happened, in order of time."""
@@ -125,7 +140,7 @@ class Oracle:
         if self.dead:
             self.events.append(Rejected(call.at, request.id, "engine_dead"))
             return
-        if request.prompt_tokens + request.output_tokens - 1 > self.profile.kv_blocks * self.profile.block_size:
+        if self.too_long(request, None):
             self.events.append(Rejected(call.at, request.id, "too_long"))
             return
         if self.is_cancelled(request.id, self.now):
@@ -136,8 +151,17 @@ class Oracle:
             if entry is None or entry.ready > call.at:
                 self.events.append(Rejected(self.now, request.id, "unknown_adapter"))
                 return
+        if self.too_long(request, entry):
+            self.events.append(Rejected(self.now, request.id, "too_long"))
+            return
         self.open.append(request.id)
-        self.waiting.append(Live(request, entry))
+        self.waiting.append(Live(request, entry, call.at))
+
+    def too_long(self, request: TwinRequest, entry: Entry | None) -> bool:
+        return request.prompt_tokens + request.output_tokens - 1 > self.profile.kv_blocks * self.profile.block_size
+
+    def too_large(self, call: Register) -> bool:
+        return self.profile.slot_bytes != 0 and call.size > self.profile.slot_bytes
 
     def is_cancelled(self, request_id: str, now: int) -> bool:
         return request_id in self.cancelled and self.cancelled[request_id] <= now
@@ -153,8 +177,10 @@ class Oracle:
             self.events.append(LoadFailed(self.now, call.name, "unreadable"))
         elif call.rank > self.profile.max_rank:
             self.events.append(LoadFailed(self.now, call.name, "rank_too_high"))
+        elif self.too_large(call):
+            self.events.append(LoadFailed(self.now, call.name, "too_large"))
         else:
-            entry = Entry(call.name, call.size, 0)
+            entry = Entry(call.name, call.size, call.rank, 0)
             began = self.now
             self.now = entry.ready = self.use(entry, began)
             self.registered[call.name] = entry
@@ -179,8 +205,9 @@ class Oracle:
         else:
             if len(self.slots) == self.profile.slots:
                 self.events.append(Evicted(now, self.slots.pop(0).name, "gpu"))
-            now += self.profile.activation_ps
-            self.events.append(Activated(now, entry.name, self.profile.activation_ps))
+            took = self.profile.activation_ps + self.profile.activation_per_rank_ps * entry.rank
+            now += took
+            self.events.append(Activated(now, entry.name, took))
         self.slots.append(entry)
         return now
 
@@ -208,15 +235,47 @@ class Oracle:
     def blocks(self, tokens: int) -> int:
         return (tokens + self.profile.block_size - 1) // self.profile.block_size
 
-    def free_blocks(self) -> int:
-        return self.profile.kv_blocks - sum(live.blocks for live in self.running)
-
     def grow(self, live: Live, tokens: int) -> bool:
-        more = self.blocks(live.computed + tokens) - live.blocks
-        if more > self.free_blocks():
+        more = self.blocks(live.computed + tokens) - len(live.blocks)
+        if more > len(self.free):
             return False
-        live.blocks += more
+        for _ in range(more):
+            block = self.free.pop(0)
+            block.key, block.users = None, 1
+            live.blocks.append(block)
+        if not live.decoding:
+            self.name_blocks(live, live.computed + tokens)
         return True
+
+    # --- prefixes
+
+    def keys(self, live: Live, tokens: int) -> list[tuple[Entry | None, int, int]]:
+        """What the full blocks of the first ``tokens`` prompt tokens can be found by."""
+        if not self.profile.prefix_caching:
+            return []
+        ratio = max(1, self.profile.prefix_block_tokens // self.profile.block_size)
+        named = [(live.adapter, number, part) for number in live.request.prefix for part in range(ratio)]
+        return named[: min(tokens, live.request.prompt_tokens) // self.profile.block_size]
+
+    def name_blocks(self, live: Live, tokens: int) -> None:
+        for key, block in zip(self.keys(live, tokens), live.blocks, strict=False):
+            if block.key is None:
+                if self.named(key) is not None:
+                    return
+                block.key = key
+
+    def named(self, key: tuple[Entry | None, int, int]) -> Block | None:
+        used = [block for live in self.running for block in live.blocks]
+        return next((block for block in used + self.free if block.key == key), None)
+
+    def reusable(self, live: Live) -> list[Block]:
+        found: list[Block] = []
+        for key in self.keys(live, live.need - 1):
+            block = self.named(key)
+            if block is None:
+                break
+            found.append(block)
+        return found
 
     def preempt(self, live: Live) -> None:
         self.leave(live)
@@ -231,18 +290,24 @@ class Oracle:
                 return
             if live.adapter is not None and live.adapter not in self.batch and len(self.batch) == self.profile.slots:
                 continue
-            if self.blocks(live.need) > self.free_blocks():
+            reused = self.reusable(live)
+            idle = [block for block in reused if block.users == 0]
+            if self.blocks(live.need) - len(reused) > len(self.free) - len(idle):
                 return
             self.waiting.remove(live)
             self.running.append(live)
+            for block in reused:
+                block.users += 1
+            self.free = [block for block in self.free if block.users == 0]
+            live.blocks = reused
+            live.computed = len(reused) * self.profile.block_size
             if live.adapter is not None and live.adapter not in self.batch:
                 self.batch.append(live.adapter)
-            tokens = min(live.need, self.budget_left(planned))
+            tokens = min(live.need - live.computed, self.budget_left(planned))
             assert self.grow(live, tokens)
             planned.append((live, tokens))
 
     def execute(self, planned: list[tuple[Live, int]]) -> None:
-        profile = self.profile
         end = self.now
         for entry in self.batch:
             if entry not in self.host and entry.name in self.gone:
@@ -250,20 +315,33 @@ class Oracle:
                 return
             end = self.use(entry, end)
         decoding = [live for live, _ in planned if live.decoding]
-        end += (
-            profile.step_base_ps
-            + profile.step_per_seq_ps * len(decoding)
-            + profile.step_per_kv_token_ps * sum(live.computed + 1 for live in decoding)
-            + profile.adapter_step_ps * len(self.batch)
-        )
         prefill = sum(tokens for live, tokens in planned if not live.decoding)
-        if prefill:
-            end += max(profile.prefill_floor_ps, profile.prefill_offset_ps + profile.prefill_per_token_ps * prefill)
+        end += self.cost(decoding, prefill, self.batch)
         self.now = end
         for live, tokens in planned:
             live.computed += tokens
             if live.computed == live.need:
                 self.generate(live)
+
+    def cost(self, decoding: Sequence[Live], prefill: int, adapters: Sequence[Entry]) -> int:
+        profile = self.profile
+        kv = sum(live.computed + 1 for live in decoding)
+        if decoding and profile.decode_table:
+            rows = profile.decode_table
+            time = at([(n, base) for n, base, _ in rows], len(decoding))
+            time += at([(n, slope) for n, _, slope in rows], len(decoding)) * kv
+        else:
+            time = profile.step_base_ps + profile.step_per_seq_ps * len(decoding) + profile.step_per_kv_token_ps * kv
+        if adapters:
+            ranks = [entry.rank for entry in adapters]
+            weight = sum(ranks) if profile.rank_cost == "sum" else max(ranks)
+            time += profile.lora_ps + profile.adapter_step_ps * len(adapters) + profile.rank_step_ps * weight
+        table = profile.mixed_table if decoding and profile.mixed_table else profile.prefill_table
+        if prefill and table:
+            time += at(table, prefill)
+        elif prefill:
+            time += max(profile.prefill_floor_ps, profile.prefill_offset_ps + profile.prefill_per_token_ps * prefill)
+        return time
 
     def generate(self, live: Live) -> None:
         live.decoding = True
@@ -276,7 +354,11 @@ class Oracle:
 
     def leave(self, live: Live) -> None:
         self.running.remove(live)
-        live.blocks = 0
+        for block in reversed(live.blocks):
+            block.users -= 1
+            if block.users == 0:
+                self.free.append(block)
+        live.blocks = []
         if live.adapter is not None and all(other.adapter is not live.adapter for other in self.running):
             self.batch.remove(live.adapter)
 
@@ -293,3 +375,13 @@ class Oracle:
         self.dead = True
         self.running.clear()
         self.waiting.clear()
+
+
+def at(points: Sequence[tuple[int, int]], x: int) -> int:
+    """The broken line through ``points`` at ``x``, rounded down; level before the first."""
+    if x <= points[0][0]:
+        return points[0][1]
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x <= x1:
+            return (y0 * (x1 - x) + y1 * (x - x0)) // (x1 - x0)
+    raise AssertionError(f"{x} is beyond the table")

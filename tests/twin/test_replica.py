@@ -46,7 +46,7 @@ PLAIN = TwinProfile(
 )
 
 
-def make(readable: Any = None, **changes: int) -> ReplicaTwin:
+def make(readable: Any = None, **changes: Any) -> ReplicaTwin:
     return ReplicaTwin(msgspec.structs.replace(PLAIN, **changes), every_token=True, readable=readable)
 
 
@@ -61,10 +61,10 @@ def drain(twin: ReplicaTwin) -> list[TwinEvent]:
     return events
 
 
-def registered(twin: ReplicaTwin, *names: str) -> int:
+def registered(twin: ReplicaTwin, *names: str, rank: int = 8) -> int:
     """Register one after the other, 400 bytes each; returns the time when all are there."""
     for name in names:
-        twin.register(0, name, 400, 8)
+        twin.register(0, name, 400, rank)
     drain(twin)
     at = 10_000
     twin.advance(at)
@@ -323,6 +323,78 @@ def test_name_cannot_be_asked_for_before_its_load_is_done() -> None:
     assert times(events, "punctual") == [530 + 1057]
 
 
+def test_adapter_larger_than_a_slot_is_refused() -> None:
+    twin = make(slot_bytes=400)
+    twin.register(0, "fits", 400, 8)
+    twin.register(0, "big", 401, 8)
+    failed = [event for event in drain(twin) if isinstance(event, LoadFailed)]
+    assert failed == [LoadFailed(530, "big", "too_large")]
+
+
+def test_activation_takes_longer_for_a_higher_rank() -> None:
+    twin = make(activation_per_rank_ps=3)
+    twin.register(0, "x", 400, 5)
+    assert [event.took for event in drain(twin) if isinstance(event, Activated)] == [30 + 15]
+
+
+@pytest.mark.parametrize(("rank_cost", "weight"), [("max", 12), ("sum", 16)])
+def test_ranks_weigh_on_the_step_by_their_kernel(rank_cost: str, weight: int) -> None:
+    twin = make(rank_cost=rank_cost, rank_step_ps=100, lora_ps=11)
+    twin.register(0, "x", 400, 4)
+    twin.register(0, "y", 400, 12)
+    drain(twin)
+    twin.advance(10_000)
+    for name, adapter in (("a", "x"), ("b", "y"), ("c", "y")):
+        ask(twin, 10_000, name, 1, 1, adapter)
+    assert times(drain(twin), "a") == [10_000 + 1050 + 2 * 7 + 11 + 100 * weight]
+
+
+# --- runs of equal steps
+
+
+def test_run_of_decodes_is_one_look_and_ends_where_its_steps_do() -> None:
+    twin = ReplicaTwin(PLAIN)
+    ask(twin, 0, "a", prompt=4, output=301)
+    assert len(twin.advance(0)) == 0
+    assert len(twin.advance(1050)) == 1
+    end = 1050 + 300 * 1010 + sum(range(5, 305))
+    assert twin.next_at() == end
+    assert twin.advance(end) == [TokenOut(end, "a", 301, False, True)]
+
+
+def test_arrival_cuts_a_run_at_the_next_boundary_between_steps() -> None:
+    twin = ReplicaTwin(PLAIN)
+    ask(twin, 0, "a", prompt=4, output=301)
+    twin.advance(1050)
+    boundary = 1050 + 10 * 1010 + sum(range(5, 15))
+    ask(twin, boundary - 1, "b", prompt=20, output=1)
+    assert twin.next_at() == boundary
+    assert times(drain(twin), "b") == [boundary + 1000 + 10 + 15 + 100]
+
+
+@pytest.mark.parametrize(("seen", "steps"), [(-1, 10), (0, 11)])
+def test_arrival_at_a_boundary_joins_its_step_unless_that_has_begun(seen: int, steps: int) -> None:
+    for every_token in (False, True):
+        twin = ReplicaTwin(PLAIN, every_token=every_token)
+        ask(twin, 0, "a", prompt=4, output=301)
+        boundary = 1050 + 10 * 1010 + sum(range(5, 15))
+        twin.advance(boundary + seen)
+        ask(twin, boundary, "b", prompt=20, output=1)
+        joined = 1050 + steps * 1010 + sum(range(5, 5 + steps))
+        assert times(drain(twin), "b") == [joined + 1000 + 10 + 5 + steps + 100]
+
+
+def test_sample_in_a_run_counts_the_blocks_of_the_step_at_hand() -> None:
+    twin = ReplicaTwin(PLAIN)
+    ask(twin, 0, "a", prompt=4, output=301)
+    twin.advance(1050)
+    boundary = 1050 + 10 * 1010 + sum(range(5, 15))
+    twin.advance(boundary - 1)
+    assert twin.sample(boundary - 1).kv_used_blocks == 4  # 4 + 10 tokens
+    twin.advance(boundary + 2 * 1010 + 15 + 16)
+    assert twin.sample(boundary + 2 * 1010 + 15 + 16).kv_used_blocks == 5  # the 13th decode, 17 tokens
+
+
 # --- KV blocks
 
 
@@ -490,13 +562,19 @@ def test_one_long_advance_equals_many_short_ones() -> None:
 
 
 SCRIPT = """
-from twin.test_replica import ask, drain, make, registered
-twin = make(slots=2, kv_blocks=9)
-at = registered(twin, "ant", "bee", "cow", "doe")
-for n in range(40):
-    ask(twin, at, f"r{n}", 3 + n % 7, 4, (None, "ant", "bee", "cow", "doe")[n % 5])
-for event in drain(twin):
-    print(event)
+from loraledger.twin.events import TwinRequest
+from loraledger.twin.profile import UnifiedRules
+from twin.test_replica import drain, make, registered
+rules = UnifiedRules(order="early_abort", prefetch=True, prefill_tokens=20, first_token_slo_ps=9000, abort_margin_ps=0)
+for changes in ({}, {"prefix_caching": True}, {"layout": "unified", "unified": rules}):
+    twin = make(slots=2, kv_blocks=30 if "layout" in changes else 9, max_seqs=3, **changes)
+    at = registered(twin, "ant", "bee", "cow", "doe", rank=2)
+    for n in range(60):
+        adapter = (None, "ant", "bee", "cow", "doe")[n % 5]
+        print(twin.advance(at + 300 * n))
+        twin.submit(at + 300 * n, TwinRequest(f"r{n}", adapter, 4 + n % 7, 4, (n % 3,)))
+    print(drain(twin))
+    print(twin.sample(10**9))
 """
 
 
@@ -508,4 +586,5 @@ def test_hash_seed_changes_nothing() -> None:
 
     first = run("1")
     assert first.count("Preempted") > 0
+    assert first.count("aborted") > 0
     assert run("2") == first

@@ -4,9 +4,15 @@ Theory of operation. In every step each decoding sequence computes one token, so
 that move by a known amount: KV tokens grow by the number of sequences; a sequence needs a new KV block whenever its computed
 tokens are a multiple of the block size, so a histogram of block phases, read at ``step % block_size``, says how many do; and a
 sequence that joins knows the number of the step in which it ends. Only joining and leaving touch a single sequence.
+
+So while nothing else happens, many steps are one: ``k`` steps that begin with ``c`` and grow by ``g`` each take
+``k c + g k (k - 1) / 2``. ``horizon`` says how many that is, ``skip`` makes them, ``steps_to`` inverts the sum.
 """
 
 from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import isqrt
 
 from loraledger.twin.requests import Request
 
@@ -14,12 +20,13 @@ from loraledger.twin.requests import Request
 class Decodes:
     """The decoding sequences of one replica, in the order in which they joined. ``step`` is the next step's number."""
 
-    __slots__ = ("_block_size", "_endings", "_phases", "kv_tokens", "running", "step")
+    __slots__ = ("_block_size", "_endings", "_ends", "_phases", "kv_tokens", "running", "step")
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._phases = [0] * block_size
         self._endings: dict[int, list[Request]] = {}
+        self._ends: list[int] = []  # a heap of the keys of _endings
         self.running: dict[str, Request] = {}
         self.kv_tokens = 0
         self.step = 0
@@ -35,7 +42,12 @@ class Decodes:
         self.running[request.id] = request
         self.kv_tokens += request.computed
         self._phases[-request.base % self._block_size] += 1
-        self._endings.setdefault(request.finish_step, []).append(request)
+        ending = self._endings.get(request.finish_step)
+        if ending is None:
+            self._endings[request.finish_step] = [request]
+            heappush(self._ends, request.finish_step)
+        else:
+            ending.append(request)
 
     def leave(self, request: Request) -> None:
         """``request`` stops between steps; its ``computed`` and ``generated`` are true again."""
@@ -53,6 +65,36 @@ class Decodes:
         """Whether ``request`` is one of them."""
         return (request.base + self.step) % self._block_size == 0
 
+    def demand(self, steps: int) -> int:
+        """New KV blocks that the ``steps`` steps after the next one need."""
+        size, phases = self._block_size, self._phases
+        cycles, rest = divmod(steps, size)
+        first = (self.step + 1) % size
+        blocks = cycles * len(self.running) + sum(phases[first : first + rest])
+        if first + rest > size:
+            blocks += sum(phases[: first + rest - size])
+        return blocks
+
+    def horizon(self, free: int) -> int:
+        """Steps until one ends a sequence (which is counted), or would need a block beyond ``free``, the next step's aside."""
+        count, size = len(self.running), self._block_size
+        steps = self._ends[0] - self.step + 1
+        if count * ((steps - 1) // size + 1) <= free:
+            return steps
+        cycles, free = divmod(free, count)
+        fit = 1 + cycles * size
+        while fit < steps:
+            free -= self._phases[(self.step + fit) % size]
+            if free < 0:
+                break
+            fit += 1
+        return min(fit, steps)
+
+    def skip(self, steps: int) -> None:
+        """``steps`` steps are over in which nothing ended."""
+        self.step += steps
+        self.kv_tokens += steps * len(self.running)
+
     def last(self) -> Request:
         """The sequence that joined last: the first to be preempted."""
         return next(reversed(self.running.values()))
@@ -68,6 +110,25 @@ class Decodes:
         ending = self._endings.pop(step, None)
         if ending is None:
             return []
+        heappop(self._ends)
         return [
             request for request in ending if request.finish_step == step and self.running.get(request.id) is request
         ]
+
+
+def elapsed(steps: int, first: int, growth: int) -> int:
+    """How long ``steps`` steps take of which the first takes ``first`` and each further one ``growth`` more."""
+    return steps * first + growth * (steps * (steps - 1) // 2)
+
+
+def steps_to(time: int, first: int, growth: int) -> int:
+    """The fewest steps (at least 1) that take ``time`` or longer; the inverse of ``elapsed``."""
+    if time <= first:
+        return 1
+    if growth == 0:
+        return -(-time // first)
+    lean = 2 * first - growth
+    steps = max(1, (isqrt(lean * lean + 8 * growth * time) - lean) // (2 * growth))
+    while elapsed(steps, first, growth) < time:
+        steps += 1
+    return steps

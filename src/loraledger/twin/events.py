@@ -12,12 +12,17 @@ import msgspec
 
 
 class TwinRequest(msgspec.Struct, frozen=True, gc=False):
-    """One request: generates exactly ``output_tokens`` (at least 1) after ``prompt_tokens`` (at least 1)."""
+    """One request: generates exactly ``output_tokens`` (at least 1) after ``prompt_tokens`` (at least 1).
+
+    ``prefix`` names what the prompt begins with, one number for each ``prefix_block_tokens`` of the profile, each standing for
+    its block and all before it: equal numbers are equal prefixes. Only a profile with ``prefix_caching`` looks at it.
+    """
 
     id: str
     adapter: str | None
     prompt_tokens: int
     output_tokens: int
+    prefix: tuple[int, ...] = ()
 
 
 class TokenOut(msgspec.Struct, frozen=True, gc=False):
@@ -31,11 +36,11 @@ class TokenOut(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rejected(msgspec.Struct, frozen=True, gc=False):
-    """The request ended before it began."""
+    """The request ended before it began. ``aborted``: it waited too long for its first token to be in time (early abort)."""
 
     at: int
     id: str
-    reason: Literal["too_long", "unknown_adapter", "engine_dead"]
+    reason: Literal["too_long", "unknown_adapter", "engine_dead", "aborted"]
 
 
 class Preempted(msgspec.Struct, frozen=True, gc=False):
@@ -58,7 +63,7 @@ class LoadFailed(msgspec.Struct, frozen=True, gc=False):
 
     at: int
     name: str
-    reason: Literal["unreadable", "rank_too_high", "already_registered", "engine_dead"]
+    reason: Literal["unreadable", "rank_too_high", "too_large", "already_registered", "engine_dead"]
 
 
 class Loaded(msgspec.Struct, frozen=True, gc=False):
@@ -70,7 +75,7 @@ class Loaded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Activated(msgspec.Struct, frozen=True, gc=False):
-    """An adapter was copied into a slot."""
+    """An adapter was copied to the device. A prefetch of the unified layout is reported when it is begun."""
 
     at: int
     name: str

@@ -1,20 +1,16 @@
 """The digital twin of one engine replica, stepped by whoever owns the time.
 
 Theory of operation. The engine's core is one loop: take what came in, schedule a batch, run the step, hand out tokens. So does
-the twin, one iteration at a time. ``scheduler`` decides the batch; here are time, the calls from outside and the adapters:
+the twin. A layout (``scheduler``: vLLM's slots; ``unified``: S-LoRA's pool) decides the batch and what has to be loaded for it;
+here are time and the calls from outside. What comes in during a step waits for its end. A ``register`` call then runs before
+the next step and holds the engine for as long as it takes; ``forget`` only forgets a name.
 
-- What comes in during a step waits for its end. A ``register`` call then runs before the next step and holds the engine for as
-  long as it takes; ``forget`` only forgets a name.
-- The adapters of a batch pass through the tiers in the order in which they joined it (the real order is a Python set's, which
-  differs from process to process). Each read from disk and each copy into a slot makes the whole step longer, for everyone in
-  it. While the batch stays the same its adapters are the youngest of both lists already and nothing moves.
+Steps of which each follows from the one before are one run with one end. What comes in during a run cuts it at the first
+boundary between steps that is not before the call and that no ``advance`` has passed yet, which is where a step would have taken
+it in: events are the same as if every step were stepped. With ``every_token`` each step is its own run.
 
-Measured on one core, 20,000 requests over 5,000 adapters at 1 to 30 requests a second: 800,000 to 150,000 steps a second, 8,000
-to 48,000 requests a second (load makes a step dearer and a request, which shares its steps, cheaper). With ``every_token`` at 10
-requests a second: 213,000 steps a second.
-
-Not modelled: prefix cache, speculative decoding, asynchronous scheduling, priorities, parallel sampling, stop conditions other
-than the length that the caller gives.
+Not modelled: speculative decoding, asynchronous scheduling, priorities, parallel sampling, stop conditions other than the length
+that the caller gives.
 
 How to drive it: before a call at a time T, ``advance`` through every ``next_at()`` below T; make all calls of T, then
 ``advance(T)``; look again at ``next_at()`` after each call. Time never goes back.
@@ -29,22 +25,21 @@ from functools import partial
 from operator import attrgetter
 
 from loraledger.events import Tier
-from loraledger.tiers import EngineTiers
+from loraledger.twin.decodes import elapsed, steps_to
 from loraledger.twin.events import (
-    Activated,
     Died,
-    Evicted,
     LoadDone,
-    Loaded,
     LoadFailed,
     Rejected,
     TwinEvent,
     TwinRequest,
     TwinSample,
 )
+from loraledger.twin.layout import Layout
 from loraledger.twin.profile import TwinProfile
 from loraledger.twin.requests import Adapter, Request
-from loraledger.twin.scheduler import Scheduler
+from loraledger.twin.scheduler import SlotsLayout
+from loraledger.twin.unified import UnifiedLayout
 
 _AT = attrgetter("at")
 
@@ -61,12 +56,13 @@ class ReplicaTwin:
     ) -> None:
         self.profile = profile
         self.dead = False
-        self._readable = readable
-        self._scheduler = Scheduler(profile, every_token)
-        self._tiers = EngineTiers(profile.slots, profile.host_entries)
+        self._layout: Layout = (
+            SlotsLayout(profile, every_token, readable)
+            if profile.layout == "slots"
+            else UnifiedLayout(profile, every_token)
+        )
         self._registered: dict[str, Adapter] = {}
         self._generations: dict[str, int] = {}
-        self._names: dict[str, str] = {}  # of the keys in the host cache
         self._requests: dict[str, Request] = {}  # open, as the caller sees it
         self._in_flight: dict[str, int] = {}
         self._inbox: deque[tuple[int, Callable[[], None]]] = deque()
@@ -74,7 +70,9 @@ class ReplicaTwin:
         self._early: list[TwinEvent] = []  # said at the call itself, out of order with what is in flight
         self._given_ps = 0
         self._now_ps = 0  # the last boundary between steps
-        self._end_ps: int | None = None  # when the step or load in flight ends
+        self._seen_ps = -1  # up to where steps have begun
+        self._start_ps = 0  # when the first step of the run in flight began
+        self._end_ps: int | None = None  # when the run or load in flight ends
         self._loading: tuple[Adapter, int] | None = None
 
     # --- what happens to the engine -----------------------------------------------------------------------------------
@@ -88,12 +86,14 @@ class ReplicaTwin:
             raise ValueError(f"request {request.id} is still open: ids must be unique")
         if self.dead:
             self._early.append(Rejected(at, request.id, "engine_dead"))
-        elif request.prompt_tokens + request.output_tokens - 1 > self.profile.kv_tokens:
+        elif self._layout.refuses(request.prompt_tokens, request.output_tokens, None):
             self._early.append(Rejected(at, request.id, "too_long"))
         else:
             mine = Request(request.id, request.adapter, request.prompt_tokens, request.output_tokens)
+            if request.prefix:
+                mine.prefix = request.prefix
             self._requests[mine.id] = mine
-            self._inbox.append((at, partial(self._arrive, at, mine)))
+            self._put(at, partial(self._arrive, at, mine))
 
     def cancel(self, at: int, request_id: str) -> bool:
         """The caller gives up; no event follows for this request. ``False``: it was not open.
@@ -105,7 +105,7 @@ class ReplicaTwin:
         if request is None:
             return False
         request.ended = True
-        self._inbox.append((at, partial(self._drop, request)))
+        self._put(at, partial(self._drop, request))
         return True
 
     def register(self, at: int, name: str, size: int, rank: int, readable: bool = True) -> None:
@@ -117,12 +117,12 @@ class ReplicaTwin:
         if self.dead:
             self._early.append(LoadFailed(at, name, "engine_dead"))
         else:
-            self._inbox.append((at, partial(self._begin_load, name, size, rank, readable)))
+            self._put(at, partial(self._begin_load, name, size, rank, readable))
 
     def forget(self, at: int, name: str) -> None:
         """An unload call: only the name is forgotten. Running requests go on, bytes stay in the tiers until their turn."""
         self._check_time(at)
-        self._inbox.append((at, partial(self._unregister, name)))
+        self._put(at, partial(self._unregister, name))
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
@@ -136,37 +136,52 @@ class ReplicaTwin:
 
     def advance(self, to: int) -> list[TwinEvent]:
         """Let time pass up to and including ``to``: what happened, in order of time."""
-        self._check_time(to)
+        if to < self._given_ps:
+            self._check_time(to)
+        self._given_ps = to
         while True:
             end = self._end_ps
             if end is not None:
                 if end > to:
                     break
                 self._finish(end)
+                self._begin(end)
             else:
                 start = self._next_start()
                 if start is None or start > to:
                     break
                 self._begin(start)
+        self._seen_ps = to
         return self._take_out(to)
 
     def sample(self, at: int) -> TwinSample:
         """What a scrape of the engine's metrics at ``at`` would say. Advance to ``at`` first."""
         self._check_time(at)
-        scheduler = self._scheduler
+        if self.dead:
+            return TwinSample(0, 0, 0, self.profile.kv_blocks, (), 0)
+        layout = self._layout
         return TwinSample(
-            scheduler.running,
-            scheduler.waiting,
-            scheduler.used_blocks,
+            layout.running,
+            layout.waiting,
+            layout.used_blocks(self._steps_done(at)),
             self.profile.kv_blocks,
             tuple(self._in_flight),
-            scheduler.preemptions,
+            layout.preemptions,
         )
+
+    def _steps_done(self, at: int) -> int:
+        """How many steps of the run in flight are over at ``at``, before its end."""
+        layout, time = self._layout, at - self._start_ps
+        if self._end_ps is None or self._loading is not None or layout.steps == 1 or time < layout.first_ps:
+            return 0
+        steps = steps_to(time, layout.first_ps, layout.growth_ps)
+        over = elapsed(steps, layout.first_ps, layout.growth_ps) <= time
+        return min(steps - (not over), layout.steps - 1)
 
     def tier(self, name: str) -> Tier | None:
         """Where the bytes of a registered adapter are: ``gpu``, ``host`` or ``disk``; ``None`` if the name is unknown."""
         adapter = self._registered.get(name)
-        return None if adapter is None else self._tiers.tier(adapter.key)
+        return None if adapter is None else self._layout.tier(adapter)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -176,7 +191,7 @@ class ReplicaTwin:
         self._given_ps = at
 
     def _next_start(self) -> int | None:
-        if self._scheduler.busy:
+        if self._layout.busy and not self.dead:
             return self._now_ps
         return max(self._now_ps, self._inbox[0][0]) if self._inbox else None
 
@@ -201,16 +216,40 @@ class ReplicaTwin:
             inbox.popleft()[1]()
             if self._end_ps is not None:
                 return
-        scheduler = self._scheduler
-        if not scheduler.busy:
+        layout = self._layout
+        if not layout.busy or self.dead:
             return
-        duration = scheduler.schedule(now, self._out)
-        if scheduler.batch_changed:
-            scheduler.batch_changed = False
-            now = self._use_batch(now)
-            if self.dead:
-                return
-        self._end_ps = now + duration
+        start = layout.begin(now, self._out)
+        if layout.given_up:
+            for request in layout.given_up:
+                self._over(request)
+            layout.given_up.clear()
+        if layout.missing is not None:
+            self._die(start, layout.missing)
+        elif layout.steps:
+            self._start_ps = start
+            if layout.steps == 1:
+                self._end_ps = start + layout.first_ps
+            else:
+                self._end_ps = start + elapsed(layout.steps, layout.first_ps, layout.growth_ps)
+                if inbox:
+                    self._cut(inbox[0][0])
+
+    def _put(self, at: int, call: Callable[[], None]) -> None:
+        """``call`` takes effect at the next boundary between steps that is not before ``at``."""
+        self._inbox.append((at, call))
+        end = self._end_ps
+        if end is not None and self._loading is None and self._layout.steps > 1 and end > at:
+            self._cut(at)
+
+    def _cut(self, at: int) -> None:
+        """The run in flight ends at its first boundary that is not before ``at`` and has not been passed yet."""
+        layout = self._layout
+        time = max(at, self._seen_ps + 1) - self._start_ps
+        steps = steps_to(time, layout.first_ps, layout.growth_ps)
+        if steps < layout.steps:
+            layout.steps = steps
+            self._end_ps = self._start_ps + elapsed(steps, layout.first_ps, layout.growth_ps)
 
     def _finish(self, end: int) -> None:
         self._now_ps = end
@@ -222,11 +261,14 @@ class ReplicaTwin:
             self._registered[adapter.name] = adapter
             self._out.append(LoadDone(end, adapter.name, took))
             return
-        for request in self._scheduler.complete(end, self._out):
-            self._land(request)
-            if not request.ended:
-                request.ended = True
-                del self._requests[request.id]
+        for request in self._layout.complete(end, self._out):
+            self._over(request)
+
+    def _over(self, request: Request) -> None:
+        self._land(request)
+        if not request.ended:
+            request.ended = True
+            del self._requests[request.id]
 
     # --- what came in, at a boundary ----------------------------------------------------------------------------------
 
@@ -240,12 +282,16 @@ class ReplicaTwin:
                 del self._requests[request.id]
                 self._out.append(Rejected(self._now_ps, request.id, "unknown_adapter"))
                 return
+            if self._layout.refuses(request.prompt, request.output, adapter):
+                del self._requests[request.id]
+                self._out.append(Rejected(self._now_ps, request.id, "too_long"))
+                return
             request.adapter = adapter
             self._in_flight[name] = self._in_flight.get(name, 0) + 1
-        self._scheduler.add(request)
+        self._layout.add(at, request)
 
     def _drop(self, request: Request) -> None:
-        if not self.dead and self._scheduler.drop(request):
+        if not self.dead and self._layout.drop(request, self._now_ps, self._out):
             self._land(request)
 
     def _land(self, request: Request) -> None:
@@ -270,45 +316,20 @@ class ReplicaTwin:
         elif rank > self.profile.max_rank:
             self._out.append(LoadFailed(now, name, "rank_too_high"))
         else:
-            generation = self._generations.get(name, 0) + 1
-            self._generations[name] = generation
-            adapter = Adapter(name if generation == 1 else f"{name}#{generation}", name, size)
-            self._end_ps = self._use(adapter, now)
-            self._loading = adapter, self._end_ps - now
-            self._scheduler.batch_changed = True  # its adapters are no longer the youngest
+            self._load(name, size, rank)
+
+    def _load(self, name: str, size: int, rank: int) -> None:
+        generation = self._generations.get(name, 0) + 1
+        adapter = Adapter(name if generation == 1 else f"{name}#{generation}", name, size, rank)
+        if self._layout.rejects(adapter):
+            self._out.append(LoadFailed(self._now_ps, name, "too_large"))
+            return
+        self._generations[name] = generation
+        self._end_ps = self._layout.load(adapter, self._now_ps, self._out)
+        self._loading = adapter, self._end_ps - self._now_ps
 
     def _unregister(self, name: str) -> None:
         self._registered.pop(name, None)
-
-    # --- adapters -----------------------------------------------------------------------------------------------------
-
-    def _use_batch(self, now: int) -> int:
-        """The batch's adapters pass through the tiers; returns when the step itself can start."""
-        for adapter in self._scheduler.batch:
-            on_disk = self._tiers.tier(adapter.key) == "disk"
-            if on_disk and self._readable is not None and not self._readable(adapter.name):
-                self._die(now, adapter)
-                break
-            now = self._use(adapter, now)
-        return now
-
-    def _use(self, adapter: Adapter, now: int) -> int:
-        """Bring ``adapter`` into a slot from ``now`` on; returns when it is there."""
-        moved = self._tiers.use(adapter.key)
-        if not moved.activated:
-            return now
-        out, took = self._out, self.profile.activation_ps
-        load = self.profile.load_ps(adapter.size) if moved.loaded else 0
-        now += load
-        if moved.evicted_slot is not None:
-            out.append(Evicted(now, self._names[moved.evicted_slot], "gpu"))
-        if moved.evicted_host is not None:
-            out.append(Evicted(now, self._names.pop(moved.evicted_host), "host"))
-        if moved.loaded:
-            self._names[adapter.key] = adapter.name
-            out.append(Loaded(now, adapter.name, load))
-        out.append(Activated(now + took, adapter.name, took))
-        return now + took
 
     def _die(self, at: int, adapter: Adapter) -> None:
         """Whatever was open is lost."""
@@ -318,4 +339,3 @@ class ReplicaTwin:
             request.ended = True
         self._requests.clear()
         self._in_flight.clear()
-        self._scheduler = Scheduler(self.profile, False)

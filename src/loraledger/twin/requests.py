@@ -16,19 +16,25 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
+BlockKey = tuple[str | None, int, int]
 State = Literal["arriving", "waiting", "prefilling", "decoding", "over"]
 
 
 class Adapter:
-    """A registered adapter. ``key`` is its entry in the tiers: a name registered again is another entry."""
+    """A registered adapter. ``key`` is its entry in the tiers: a name registered again is another entry.
 
-    __slots__ = ("key", "name", "ready_ps", "size")
+    ``joined`` is the number under which it last joined the batch: the order in which a step uses adapters.
+    """
 
-    def __init__(self, key: str, name: str, size: int) -> None:
+    __slots__ = ("joined", "key", "name", "rank", "ready_ps", "size")
+
+    def __init__(self, key: str, name: str, size: int, rank: int) -> None:
         self.key = key
         self.name = name
         self.size = size
+        self.rank = rank
         self.ready_ps = 0
+        self.joined = 0
 
 
 class Request:
@@ -36,6 +42,8 @@ class Request:
 
     While it decodes, ``base`` and ``finish_step`` stand for ``computed`` and ``generated``, which then change at every step.
     ``ended`` is the caller's view (cancelled or finished), ``state`` the scheduler's, which lags until the step is over.
+    ``prefix`` names the prompt's full KV blocks, each by what it and all before it hold; ``held`` are those of them that this
+    request shares through the prefix cache.
     """
 
     __slots__ = (
@@ -46,9 +54,11 @@ class Request:
         "ended",
         "finish_step",
         "generated",
+        "held",
         "id",
         "need",
         "output",
+        "prefix",
         "prompt",
         "seq",
         "state",
@@ -66,24 +76,23 @@ class Request:
         self.seq = 0
         self.base = 0
         self.finish_step = 0
+        self.prefix: tuple[int, ...] = ()
+        self.held: list[BlockKey] = []
         self.ended = False
         self.state: State = "arriving"
 
 
 class WaitingLine:
-    """Requests that wait to join the batch. ``len`` counts those that still want to."""
+    """Requests that wait to join the batch. ``count``: how many still want to."""
 
-    __slots__ = ("_back", "_count", "_front", "_heads", "_lines")
+    __slots__ = ("_back", "_front", "_heads", "_lines", "count")
 
     def __init__(self) -> None:
         self._lines: dict[Adapter | None, deque[Request]] = {}
         self._heads: list[tuple[int, Adapter | None]] = []
-        self._count = 0
+        self.count = 0
         self._back = 0
         self._front = 0
-
-    def __len__(self) -> int:
-        return self._count
 
     def push(self, request: Request) -> None:
         """Last in line."""
@@ -101,7 +110,7 @@ class WaitingLine:
 
     def _join(self, request: Request) -> None:
         request.state = "waiting"
-        self._count += 1
+        self.count += 1
         heappush(self._heads, (request.seq, request.adapter))
 
     def _line(self, adapter: Adapter | None) -> deque[Request]:
@@ -120,9 +129,9 @@ class WaitingLine:
                     return head
                 heappop(heads)
             return None
-        best = self._head(None)
+        best, lines = self._head(None), self._lines
         for adapter in batch:
-            head = self._head(adapter)
+            head = self._head(adapter) if adapter in lines else None
             if head is not None and (best is None or head.seq < best.seq):
                 best = head
         return best
@@ -141,18 +150,18 @@ class WaitingLine:
     def take(self, request: Request) -> None:
         """Remove ``request``, which ``first`` returned."""
         self._lines[request.adapter].popleft()
-        self._count -= 1
+        self.count -= 1
         self._tidy()
 
     def forget(self, request: Request) -> None:
         """``request`` was cancelled; its entry goes when it reaches the front, or with the next tidying."""
         request.state = "over"
-        self._count -= 1
+        self.count -= 1
         self._tidy()
 
     def _tidy(self) -> None:
         """Bound what cancelled requests and stale heads may occupy."""
-        if len(self._heads) <= 4 * self._count + 64:
+        if len(self._heads) <= 4 * self.count + 64:
             return
         lines = {
             adapter: deque(request for request in line if request.state == "waiting")

@@ -1,0 +1,171 @@
+"""What every layout of an engine has in common: a batch that decodes, its adapters, and the tokens that a step gives out.
+
+Theory of operation. A layout decides what runs in a step and what that step moves; a replica owns time and the calls from outside.
+Between two steps the replica tells it of arrivals and cancellations (``add``, ``drop``) and of load calls (``load``); ``begin``
+decides the next *run*: ``steps`` equal steps, of which the first takes ``first_ps`` and each further one ``growth_ps`` more, from
+the time that ``begin`` returns (which is later than now by what the step has to load). A run is more than one step only if
+nothing but decoding happens in it and nobody watches single tokens. If something comes in, the replica lowers ``steps`` to
+where the run is cut. ``complete`` ends the run. ``steps`` 0: there was nothing to run after all.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+
+from loraledger.events import Tier
+from loraledger.twin.decodes import Decodes
+from loraledger.twin.events import TokenOut, TwinEvent
+from loraledger.twin.profile import TwinProfile
+from loraledger.twin.requests import Adapter, Request
+
+
+class Layout(ABC):
+    """The queue, the batch and the memory of one replica.
+
+    ``batch`` maps the adapters of running requests, in the order in which they joined, to how many use them. ``missing``: a step
+    needed this adapter and its files are gone; nothing works from then on. ``given_up``: requests that the layout itself rejected,
+    for the owner to take.
+    """
+
+    def __init__(self, profile: TwinProfile, every_token: bool, block_size: int) -> None:
+        self._profile = profile
+        self._every_token = every_token
+        self._decodes = Decodes(block_size)
+        self._costs = [profile.decode_ps(count) for count in range(profile.max_seqs + 1)]
+        self._completing: list[Request] = []  # prompts that will be complete when the step in flight ends
+        self._joined: list[Adapter] = []  # of the batch, since the last step began
+        self._left: list[tuple[int, Adapter]] = []  # with the numbers under which they had joined
+        self._joins = 0
+        self.batch: dict[Adapter, int] = {}
+        self.missing: Adapter | None = None
+        self.given_up: list[Request] = []
+        self.preemptions = 0
+        self.steps = 0
+        self.first_ps = 0
+        self.growth_ps = 0
+
+    # --- what a layout decides ----------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether there is anything to step for."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """Requests in line, preempted ones included."""
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """Requests that hold a place in the batch."""
+
+    @abstractmethod
+    def used_blocks(self, steps: int) -> int:
+        """KV blocks in use while the step runs that comes ``steps`` steps after the first one of the run."""
+
+    @abstractmethod
+    def refuses(self, prompt: int, output: int, adapter: Adapter | None) -> bool:
+        """Whether a request of these tokens can never run, even alone."""
+
+    @abstractmethod
+    def rejects(self, adapter: Adapter) -> bool:
+        """Whether ``adapter`` has more bytes than there is a place for."""
+
+    @abstractmethod
+    def add(self, at: int, request: Request) -> None:
+        """A request that arrived at ``at`` joins the line."""
+
+    @abstractmethod
+    def drop(self, request: Request, now: int, out: list[TwinEvent]) -> bool:
+        """A request is cancelled at ``now``, between steps. ``False``: it was not here."""
+
+    @abstractmethod
+    def load(self, adapter: Adapter, now: int, out: list[TwinEvent]) -> int:
+        """A load call from ``now`` on; returns when it is done. It holds the engine."""
+
+    @abstractmethod
+    def tier(self, adapter: Adapter) -> Tier:
+        """Where the bytes of ``adapter`` are."""
+
+    @abstractmethod
+    def begin(self, now: int, out: list[TwinEvent]) -> int:
+        """Decide the next run; returns when its loads are done and its first step begins."""
+
+    @abstractmethod
+    def _free(self, request: Request) -> None:
+        """``request`` leaves the batch: its memory is free."""
+
+    def _adapters_cost(self, adapters: Collection[Adapter]) -> int:
+        """What these adapters add to a step. Their ranks are only looked at if they count."""
+        ranks = [adapter.rank for adapter in adapters] if self._profile.rank_step_ps else ()
+        return self._profile.adapters_ps(len(adapters), ranks)
+
+    # --- a run ends ---------------------------------------------------------------------------------------------------
+
+    def complete(self, end: int, out: list[TwinEvent]) -> list[Request]:
+        """The run in flight is over: its tokens go to ``out``. Returns the requests that are over with it."""
+        decodes, every_token = self._decodes, self._every_token
+        if every_token:
+            for request in decodes.running.values():
+                if not request.ended:
+                    left = request.finish_step - decodes.step
+                    out.append(TokenOut(end, request.id, request.output - left, False, left == 0))
+        over = decodes.done()
+        for request in over:
+            if not every_token and not request.ended:
+                out.append(TokenOut(end, request.id, request.output, False, True))
+            decodes.leave(request)
+        if self._completing:
+            over.extend(self._first_tokens(end, out))
+        for request in over:
+            request.state = "over"
+            self._leave_batch(request)
+        return over
+
+    def _first_tokens(self, end: int, out: list[TwinEvent]) -> list[Request]:
+        """Prompts that are complete give a token and then decode; returns those that end with it."""
+        over = []
+        for request in self._completing:
+            request.generated += 1
+            first, last = request.generated == 1, request.generated == request.output
+            if not request.ended and (self._every_token or first or last):
+                out.append(TokenOut(end, request.id, request.generated, first, last))
+            if last:
+                over.append(request)
+            else:
+                self._decodes.join(request)
+        self._completing = []
+        return over
+
+    def _release(self, request: Request) -> None:
+        request.state = "over"
+        self._leave_batch(request)
+
+    def _join_batch(self, request: Request) -> None:
+        request.state = "prefilling"
+        adapter = request.adapter
+        if adapter is None:
+            return
+        users = self.batch.get(adapter)
+        if users is None:
+            self._joins += 1
+            adapter.joined = self._joins
+            self._joined.append(adapter)
+            self.batch[adapter] = 1
+        else:
+            self.batch[adapter] = users + 1
+
+    def _leave_batch(self, request: Request) -> None:
+        self._free(request)
+        adapter = request.adapter
+        if adapter is None:
+            return
+        users = self.batch[adapter] - 1
+        if users:
+            self.batch[adapter] = users
+        else:
+            del self.batch[adapter]
+            self._left.append((adapter.joined, adapter))

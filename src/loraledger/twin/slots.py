@@ -1,0 +1,129 @@
+"""Adapters in a fixed number of slots, with a host cache behind them: what each step moves.
+
+Theory of operation. The adapters of a batch pass through the tiers in the order in which they joined it (the real order is a Python
+set's, which differs from process to process). Each read from disk and each copy into a slot makes the whole step longer, for
+everyone in it; so does a load call, which holds the engine.
+
+Every step makes its batch the youngest of both lists, which only matters once something must leave. So batches that move nothing
+are not carried out at once. Adapters that leave the batch are remembered in the order in which they did, and become the youngest
+when the next adapter has to come in; those of the batch stay where they are and are passed over when it is their turn to leave.
+What leaves is then what would have left. Before a load call, which passes over nobody, both lists are made true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from loraledger.events import Tier
+from loraledger.tiers import EngineTiers
+from loraledger.twin.events import Activated, Evicted, Loaded, TwinEvent
+from loraledger.twin.profile import TwinProfile
+from loraledger.twin.requests import Adapter
+
+Leaver = tuple[int, Adapter]  # (the number under which it had joined, which orders them and is unique, adapter)
+
+
+class SlotStore:
+    """The tiers of one replica. ``missing``: a step needed this adapter, and ``readable`` said that its files are gone.
+
+    ``disturbed``: a load call may have taken a slot of the batch, so that its adapters have to pass even if it does not change.
+    """
+
+    def __init__(self, profile: TwinProfile, readable: Callable[[str], bool] | None) -> None:
+        self.missing: Adapter | None = None
+        self._profile = profile
+        self._readable = readable
+        self._tiers = EngineTiers(profile.slots, profile.host_entries)
+        self._names: dict[str, str] = {}  # of the keys in the host cache
+        self._idle: dict[Adapter, None] = {}  # left the batch since the lists were last true, first one oldest
+        self.disturbed = False
+        self._busy: set[str] = set()  # keys of the batch
+
+    def tier(self, adapter: Adapter) -> Tier:
+        """Where the bytes of ``adapter`` are."""
+        return self._tiers.tier(adapter.key)
+
+    def load(
+        self, adapter: Adapter, batch: Iterable[Adapter], left: list[Leaver], now: int, out: list[TwinEvent]
+    ) -> int:
+        """A load call after a step of ``batch`` and of those that ``left`` it since; returns when it is done."""
+        if not self.disturbed:
+            self._retire([])
+            for _, used in sorted([*((held.joined, held) for held in batch), *left]):
+                self._tiers.use(used.key)
+        left.clear()
+        self._busy.clear()
+        self.disturbed = True
+        return self._use(adapter, now, out)
+
+    def step(
+        self, batch: dict[Adapter, int], joined: list[Adapter], left: list[Leaver], now: int, out: list[TwinEvent]
+    ) -> int:
+        """A step runs ``batch``, which some ``joined`` and ``left`` since the last one; returns when the step can start."""
+        if len(left) > 1:
+            left.sort()
+        busy, active = self._busy, self._tiers.active
+        for _, adapter in left:
+            busy.discard(adapter.key)
+        if not self.disturbed and not [adapter for adapter in joined if adapter.key not in active]:
+            for _, adapter in left:
+                self._idle.pop(adapter, None)
+                if adapter not in batch:
+                    self._idle[adapter] = None
+            for adapter in joined:
+                self._idle.pop(adapter, None)
+                busy.add(adapter.key)
+            return now
+        if not self.disturbed:
+            self._retire(left)
+        for adapter in batch if self.disturbed else joined:
+            on_disk = adapter.key not in active and self._tiers.tier(adapter.key) == "disk"
+            if on_disk and self._readable is not None and not self._readable(adapter.name):
+                self.missing = adapter
+                break
+            now = self._use(adapter, now, out)
+            busy.add(adapter.key)
+        self.disturbed = False
+        return now
+
+    def _retire(self, left: list[Leaver]) -> None:
+        """Those that became idle are the youngest, the last to leave the batch last."""
+        for adapter in self._idle:
+            self._tiers.use(adapter.key)
+        self._idle.clear()
+        for _, adapter in left:
+            self._tiers.use(adapter.key)
+
+    def _make_room(self, key: str) -> tuple[str | None, str | None]:
+        """``key`` comes in next: the oldest that are not in the batch leave. Returns who left (its slot, the host)."""
+        tiers, busy = self._tiers, self._busy
+        from_slot = from_host = None
+        if key not in tiers.host and len(tiers.host) >= tiers.host_entries:
+            from_host = next(held for held in tiers.host if held not in busy)
+            from_slot = from_host if from_host in tiers.active else None
+            tiers.drop(from_host, "host")
+        if len(tiers.active) >= tiers.slots:
+            from_slot = next(held for held in tiers.active if held not in busy)
+            tiers.drop(from_slot, "gpu")
+        return from_slot, from_host
+
+    def _use(self, adapter: Adapter, now: int, out: list[TwinEvent]) -> int:
+        """Bring ``adapter`` into a slot from ``now`` on; returns when it is there."""
+        key = adapter.key
+        if key in self._tiers.active:
+            self._tiers.use(key)
+            return now
+        from_slot, from_host = self._make_room(key)
+        moved = self._tiers.use(key)
+        took = self._profile.activate_ps(adapter.rank)
+        load = self._profile.load_ps(adapter.size) if moved.loaded else 0
+        now += load
+        if from_slot is not None:
+            out.append(Evicted(now, self._names[from_slot], "gpu"))
+        if from_host is not None:
+            out.append(Evicted(now, self._names.pop(from_host), "host"))
+        if moved.loaded:
+            self._names[key] = adapter.name
+            out.append(Loaded(now, adapter.name, load))
+        out.append(Activated(now + took, adapter.name, took))
+        return now + took
