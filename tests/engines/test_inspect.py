@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -136,3 +137,27 @@ async def test_odd_answer_of_the_load_route_is_unclear_not_open(engine: Scripted
 async def test_list_of_models_in_another_shape_is_a_problem(engine: ScriptedEngine) -> None:
     engine.answers["/v1/models"] = (200, {"models": ["x"]})
     assert problems(await inspect_replica(target(engine))) == ["bad_reply"]
+
+
+async def test_an_engine_without_the_probe_that_the_settings_name_is_a_problem_with_the_line_to_set(
+    engine: ScriptedEngine,
+) -> None:
+    report = await inspect_replica(replace(target(engine), probe_key="k"))
+    (found,) = [found for found in report.problems if found.code == "no_probe"]
+    assert "VLLM_PLUGINS=loraledger" in found.message
+    assert report.probe is None
+
+
+async def test_what_a_probe_lacks_and_how_many_ranks_it_shows_is_compared(engine: ScriptedEngine) -> None:
+    hooks = {
+        "tested": False,
+        "vllm": "9.9",
+        "missing": [{"hook": "Scheduler.schedule", "why": "not there", "loses": "steps"}],
+    }
+    engine.answers["/loraledger/residency"] = (200, {"probe": "0.1.0", "workers": [{}, {}], "hooks": [hooks]})
+    report = await inspect_replica(replace(target(engine), probe_key="k"))
+    assert report.probe == "0.1.0"
+    assert "ranks_differ" in problems(report)
+    assert {"probe_hook_missing", "probe_untested"} <= set(warnings(report))
+    report = await inspect_replica(replace(target(engine), probe_key="k", tensor_parallel=2))
+    assert "ranks_differ" not in problems(report)

@@ -174,6 +174,12 @@ async def _look_at_probe(report: ReplicaReport, target: ReplicaTarget) -> None:
     finally:
         await api.close()
     report.probe = None if snapshot is None else str(snapshot.get("probe"))
+    ranks = len((snapshot or {}).get("workers", ()))
+    if ranks and ranks != target.tensor_parallel:
+        report.problem(
+            "ranks_differ",
+            f"its probe shows {ranks} rank processes, tensor_parallel is {target.tensor_parallel}: make them agree",
+        )
     for hooks in (snapshot or {}).get("hooks", ()):
         for missing in hooks["missing"]:
             report.warn(

@@ -87,7 +87,8 @@ class ProbeFollower:
         self._clock = clock
         self._api = ProbeApi(target)
         self._skew = Skew()
-        self._told: str | None = None
+        self._told: str | None = ""
+        """Why it does not answer, as last told; empty before the first answer."""
         self._told_tiers = 0
         self._anew = asyncio.Event()
 
@@ -147,7 +148,7 @@ class ProbeFollower:
         self._tell_floor(snapshot)
         self._tell_tiers(residency, snapshot["taken"]["wall_ns"])
         if self._told is not None:
-            log.info("replica %s: its probe answers again", self._name)
+            log.info("replica %s: its probe answers: tiers are observed", self._name)
             self._told = None
         boot, after = snapshot["boot"], snapshot["seq"]
         never_came: int | None = None

@@ -33,6 +33,8 @@ class ReplicaTarget:
     api_key: str | None = field(default=None, repr=False)
     probe_key: str | None = field(default=None, repr=False)
     """Key of the probe inside the engine; ``None``: it is not asked for one."""
+    tensor_parallel: int = 1
+    """Rank processes, as configured."""
     path_map: tuple[tuple[str, str], ...] = ()
     scrape_interval: int = 1_000_000_000
     models_every: int = 30

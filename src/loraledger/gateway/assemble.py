@@ -103,6 +103,7 @@ def target_of(replica: Replica, settings: Settings, secrets: Secrets) -> Replica
         name=replica.name,
         url=replica.url,
         api_key=secrets.replica_keys.get(replica.name),
+        tensor_parallel=replica.tensor_parallel,
         probe_key=secrets.probe_keys.get(replica.name),
         path_map=tuple((entry.from_, entry.to) for entry in replica.path_map),
         scrape_interval=settings.limits.scrape_interval,
