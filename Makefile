@@ -37,6 +37,7 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each 
 	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.adapters
+	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.policies --quick
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from loraledger.adapters.reading.folder import AdapterFolder, read_folder
-from loraledger.adapters.sizing.base import BaseModel, read_base
+from loraledger.adapters.sizing.base import read_base
+from loraledger.adapters.sizing.basemodel import BaseModel
 
 CASES = Path(__file__).parent.parent / "cases"
 WIDTHS = {"BF16": 2, "F32": 4}

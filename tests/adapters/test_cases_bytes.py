@@ -10,12 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from loraledger.adapters.reading.folder import AdapterFolder, read_folder
-from loraledger.adapters.sizing.engine import EngineName, EngineSettings
-from loraledger.adapters.sizing.footprint import SlotBytes, adapter_device_bytes, host_bytes, kv_tokens, slot_bytes
-from loraledger.adapters.verdict.judge import judge
-
-from .build_weights import (
+from adapters.build_weights import (
     BASE_8B,
     CASES,
     Dims,
@@ -28,6 +23,10 @@ from .build_weights import (
     tensor_count,
     weight_bytes,
 )
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.engine import EngineName, EngineSettings
+from loraledger.adapters.sizing.footprint import SlotBytes, adapter_device_bytes, host_bytes, kv_tokens, slot_bytes
+from loraledger.adapters.verdict.judge import judge
 
 RANK_16 = EngineSettings(max_lora_rank=16)
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from adapters.build_weights import CASES, expected
 from loraledger.adapters.reading.files import contained
 from loraledger.config.names import bad_name, clash_with_base, refused_adapters
 from loraledger.engines.scrape import parse_metrics
 from loraledger.errors import InputFileError
 from loraledger.events import engine_name, parse_engine_name
 from loraledger.gateway.exposition import Family, exposition
-
-from .build_weights import CASES, expected
 
 BASE = "acme/base-8b-instruct"
 NAMES: list[str] = [entry["name"] for entry in json.loads((CASES / "path-names/names.json").read_text())]

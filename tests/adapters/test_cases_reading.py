@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.reading.folder import AdapterFolder, read_folder
-from loraledger.adapters.sizing.base import BaseModel
-from loraledger.adapters.sizing.engine import EngineSettings
-from loraledger.adapters.verdict.judge import Verdict, judge
-from loraledger.errors import InputFileError
-
-from .build_weights import (
+from adapters.build_weights import (
     BASE_8B,
     CASES,
     PREFIX,
@@ -31,6 +25,11 @@ from .build_weights import (
     tensor_count,
     weight_bytes,
 )
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.basemodel import BaseModel
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.judge import Verdict, judge
+from loraledger.errors import InputFileError
 
 ALL_SEVEN = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 RANK_64 = EngineSettings(max_lora_rank=64)

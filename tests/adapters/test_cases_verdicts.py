@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.reading.folder import AdapterFolder, read_folder
-from loraledger.adapters.sizing.base import BaseModel, served_modules
-from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings, smallest_max_rank
-from loraledger.adapters.sizing.footprint import slot_bytes
-from loraledger.adapters.verdict.judge import Finding, Verdict, judge
-from loraledger.errors import InputFileError
-
-from .build_weights import (
+from adapters.build_weights import (
     BASE_8B,
     CASES,
     SMALL,
@@ -29,6 +22,14 @@ from .build_weights import (
     tensor_count,
     weight_bytes,
 )
+from loraledger.adapters.reading.folder import AdapterFolder, read_folder
+from loraledger.adapters.sizing.basemodel import BaseModel, served_modules
+from loraledger.adapters.sizing.engine import EngineSettings, smallest_max_rank
+from loraledger.adapters.sizing.footprint import slot_bytes
+from loraledger.adapters.verdict.alone import Finding
+from loraledger.adapters.verdict.judge import Verdict, judge
+from loraledger.config.schema import MAX_RANKS
+from loraledger.errors import InputFileError
 
 RANKS: list[dict[str, Any]] = json.loads((CASES / "rank-over-max/adapters.json").read_text())
 RANK_ENGINE: dict[str, Any] = json.loads((CASES / "rank-over-max/engine.json").read_text())

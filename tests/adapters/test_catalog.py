@@ -10,13 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adapters.conftest import LFS_POINTER, MakeAdapter
 from loraledger.adapters import Catalog, build_catalog
 from loraledger.config import hash_key, settings_from
 from loraledger.config.names import bad_name
 from loraledger.errors import ConfigError
 from loraledger.events import engine_name, parse_engine_name
-
-from .conftest import LFS_POINTER, MakeAdapter
 
 
 def catalog_of(tmp_path: Path, adapters: dict[str, Any], tenants: dict[str, list[str]] | None = None) -> Catalog:

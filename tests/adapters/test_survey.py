@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from loraledger.adapters.sizing.base import BaseModel
+from adapters.build_weights import Dims, build, pairs
+from adapters.conftest import CONFIG, MakeAdapter
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.survey import Row, Slots, Unreadable, find, slots_of, sum_up, survey
 from loraledger.errors import InputFileError
-
-from .build_weights import Dims, build, pairs
-from .conftest import CONFIG, MakeAdapter
 
 BASE = Dims(hidden=64, ff=128, layers=2, heads=4, kv_heads=2, head_dim=16, vocabulary=1000)
 

@@ -89,9 +89,9 @@ class Desk:
 
     @property
     def facts(self) -> ReplicaFacts:
-        return self.accountant.facts(
-            self.fleet.state, "r1", self.shelf.catalog, (self.shelf.store.bytes, None), (), self.at
-        )
+        store = (self.shelf.store.bytes, None)
+        (facts,) = self.accountant.facts(self.fleet.state, self.shelf.catalog, store, (), self.at)
+        return facts
 
     @property
     def ledger(self) -> Ledger:
@@ -225,7 +225,7 @@ def test_adapters_that_are_on_disk_can_be_left_out(desk: Desk) -> None:
     held(desk, "a", "b")
     desk.tell(lambda at, r: TiersObserved(at, r, at, (desk.name("a"),), ()))
     state, catalog = desk.fleet.state, desk.shelf.catalog
-    facts = desk.accountant.facts(state, "r1", catalog, (0, None), (), desk.at, on_disk=False)
+    (facts,) = desk.accountant.facts(state, catalog, (0, None), (), desk.at, on_disk=False)
     assert [x.name for x in facts.adapters] == ["a"]
     assert len(desk.facts.adapters) == 2
 
@@ -236,7 +236,7 @@ def test_refusals_of_the_last_minute_are_counted_by_reason(desk: Desk) -> None:
         {"status": "rejected", "reason": "queue_full", "finished_ns": NOW - 61 * SECOND},
         {"status": "ok", "reason": None, "finished_ns": NOW},
     ]
-    facts = desk.accountant.facts(desk.fleet.state, "r1", desk.shelf.catalog, (0, None), rows, NOW)
+    (facts,) = desk.accountant.facts(desk.fleet.state, desk.shelf.catalog, (0, None), rows, NOW)
     assert {reason: figure.value for reason, figure in facts.rejections.items()} == {"queue_full": 1}
 
 

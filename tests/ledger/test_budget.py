@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from adapters.build_weights import SMALL, Dims, build, pairs
 from adapters.conftest import CONFIG
-from loraledger.adapters.sizing.base import BaseModel
-from loraledger.adapters.sizing.basemodel import served_modules
-from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings
+from loraledger.adapters.sizing.basemodel import BaseModel, served_modules
+from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.survey import Totals, find, kv_bytes_of, sum_up, survey
+from loraledger.config.schema import MAX_RANKS
 from loraledger.errors import InputFileError
 from loraledger.ledger.budget import (
     ExactBudget,

@@ -14,7 +14,7 @@ import pytest
 from adapters.build_weights import BASE_8B, CASES, Dims, build, expected, spec_of
 from adapters.conftest import CONFIG
 from loraledger.adapters.reading.folder import read_folder
-from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.sizing.footprint import adapter_device_bytes
 from loraledger.ledger.accounts import ledger_of

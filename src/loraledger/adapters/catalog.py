@@ -26,10 +26,12 @@ from typing import Final, Literal
 from loraledger.adapters.reading.digest import content_digest
 from loraledger.adapters.reading.files import CONFIG_NAME, contained
 from loraledger.adapters.reading.folder import AdapterFolder, FolderReader
-from loraledger.adapters.sizing.base import BaseModel, read_base
+from loraledger.adapters.sizing.base import read_base
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.store.store import Store
-from loraledger.adapters.verdict.judge import Finding, Verdict, judge
+from loraledger.adapters.verdict.alone import Finding
+from loraledger.adapters.verdict.judge import Verdict, judge
 from loraledger.config.checks import is_pattern
 from loraledger.config.names import refused_adapters
 from loraledger.config.schema import AdapterSpec, Replica, Settings, Tenant

@@ -21,7 +21,7 @@ from typing import Final
 
 from loraledger.adapters.reading.files import CONFIG_NAME, WEIGHTS_NAME
 from loraledger.adapters.reading.folder import AdapterFolder, FolderReader
-from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.sizing.footprint import (
     HostBytes,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraledger.cli.adapters.inspect import DtypeOption, LoraDtypeOption, ShardedOption, TargetsOption
+from loraledger.cli.engine_flags import DtypeOption, LoraDtypeOption, ShardedOption, TargetsOption, check_flags, listed
 from loraledger.cli.options import JsonOption
 from loraledger.cli.output import print_json, print_table
 from loraledger.errors import InputFileError, ObjectiveError
@@ -104,18 +104,13 @@ def budget(
         max_cpu_loras=max_cpu_loras,
         tensor_parallel=tensor_parallel,
         fully_sharded_loras=bool(fully_sharded_loras),
-        lora_target_modules=_names(lora_target_modules),
+        lora_target_modules=listed(lora_target_modules),
         lora_dtype=lora_dtype or "auto",
         dtype=dtype or "auto",
         kv_cache_dtype=kv_cache_dtype,
     )
     plan = _plan(device_memory, base, engine, gpu_memory_utilization, safety, overhead, kv, kv_tokens)
     _exact(plan, adapters or [], as_json)
-
-
-def _names(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    names = [name.strip() for value in values or () for name in value.split(",") if name.strip()]
-    return tuple(names) or None
 
 
 def _plan(
@@ -129,13 +124,9 @@ def _plan(
     kv_tokens: int | None,
 ) -> Plan:
     from loraledger.adapters.sizing.base import read_base
-    from loraledger.adapters.sizing.engine import MAX_RANKS
     from loraledger.ledger.budget import BLOCK_TOKENS, UTILIZATION, Plan, kv_for
 
-    if engine.max_lora_rank not in MAX_RANKS:
-        raise typer.BadParameter(f"vLLM takes --max-lora-rank {', '.join(map(str, MAX_RANKS))}")
-    if engine.host_entries < engine.max_loras:
-        raise typer.BadParameter(f"vLLM wants --max-cpu-loras of at least its slots ({engine.max_loras})")
+    check_flags(engine)
     try:
         read = read_base(base)
     except InputFileError as error:

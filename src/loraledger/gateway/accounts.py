@@ -8,7 +8,8 @@ worked out once per version.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,39 +55,41 @@ class Accountant:
     def facts(
         self,
         state: FleetState,
-        name: str,
         catalog: Catalog,
         store: tuple[int, int | None],
         recent: Iterable[Row],
         now: int,
         *,
+        replica: str | None = None,
         on_disk: bool = True,
-    ) -> ReplicaFacts:
-        """What is known of replica ``name``. ``store``: bytes in the store and its limit. ``recent``: rows of ended requests.
+    ) -> Iterator[ReplicaFacts]:
+        """What is known of each replica, or of one. ``store``: its bytes and limit; ``recent``: rows of ended requests.
 
-        Without ``on_disk``, adapters that are registered there and not resident are left out: they may be thousands.
+        Without ``on_disk``, adapters that are registered and not resident are left out: they may be thousands.
         """
-        replica, engine = state.replicas[name], self._engines[name]
-        moment = _Moment(replica, self._settings[name], engine, self._base, now)
         entries = {entry.name: entry for entry in catalog.entries}
-        used = sum(now - adapter.placed.get(name, 0) <= TAU for adapter in state.adapters.values())
-        return ReplicaFacts(
-            name=name,
-            now=now,
-            **moment.memory(),
-            **moment.places(),
-            **moment.kv(),
-            **moment.traffic(),
-            needed_max_rank=smallest_max_rank(max((entry.folder.rank for entry in catalog.entries), default=1)),
-            host_bytes=self._host(replica, entries, engine, moment.tier_age),
-            store_bytes=observed(store[0], "bytes", 0),
-            store_limit=configured(store[1], "bytes"),
-            waiting_tokens=_next_need(state, replica),
-            rejections=_rejections(recent, now),
-            working_set=observed(used, "adapters", 0),
-            latencies=_latencies(replica),
-            adapters=tuple(self._adapters(state, replica, entries, engine, now, on_disk=on_disk)),
-        )
+        needed = smallest_max_rank(max((entry.folder.rank for entry in catalog.entries), default=1))
+        rejections, working = _rejections(recent, now), _working_sets(state, now)
+        for name in state.replicas if replica is None else [replica]:
+            known, engine = state.replicas[name], self._engines[name]
+            moment = _Moment(known, self._settings[name], engine, self._base, now)
+            yield ReplicaFacts(
+                name=name,
+                now=now,
+                **moment.memory(),
+                **moment.places(),
+                **moment.kv(),
+                **moment.traffic(),
+                needed_max_rank=needed,
+                host_bytes=self._host(known, entries, engine, moment.tier_age),
+                store_bytes=observed(store[0], "bytes", 0),
+                store_limit=configured(store[1], "bytes"),
+                waiting_tokens=_next_need(state, known),
+                rejections=rejections,
+                working_set=observed(working.get(name, 0), "adapters", 0),
+                latencies=_latencies(known),
+                adapters=tuple(self._adapters(state, known, entries, engine, now, on_disk=on_disk)),
+            )
 
     def _adapters(
         self,
@@ -306,6 +309,11 @@ def _next_need(state: FleetState, replica: ReplicaState) -> Figure:
 
 def _rate(replica: ReplicaState, value: float, age: int | None) -> Figure:
     return Figure(value if replica.up else None, "per minute", tier_source(replica), age)
+
+
+def _working_sets(state: FleetState, now: int) -> Counter[str]:
+    """Distinct adapters that were sent to each replica within ``TAU``."""
+    return Counter(r for adapter in state.adapters.values() for r, at in adapter.placed.items() if now - at <= TAU)
 
 
 def _rejections(recent: Iterable[Row], now: int) -> dict[str, Figure]:

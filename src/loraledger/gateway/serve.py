@@ -356,17 +356,10 @@ class Gateway:
 
     def ledgers(self, replica: str | None = None, *, on_disk: bool = True) -> Iterator[tuple[Ledger, Limit]]:
         """The three accounts of each replica, or of one, and which of them limits it."""
-        store, limit = self.shelf.store, self.settings.adapters.store_bytes
-        for name in self.state.replicas if replica is None else [replica]:
-            facts = self.accountant.facts(
-                self.state,
-                name,
-                self.catalog,
-                (store.bytes, limit),
-                self.recent["requests"],
-                self.clock(),
-                on_disk=on_disk,
-            )
+        store = (self.shelf.store.bytes, self.settings.adapters.store_bytes)
+        for facts in self.accountant.facts(
+            self.state, self.catalog, store, self.recent["requests"], self.clock(), replica=replica, on_disk=on_disk
+        ):
             ledger = ledger_of(facts)
             yield ledger, limiting(ledger)
 

@@ -20,11 +20,9 @@ from typing import Any, Final
 from loraledger.adapters.reading.files import read_small
 from loraledger.adapters.reading.header import Tensor, read_header
 from loraledger.adapters.reading.jsonfile import read_object
-from loraledger.adapters.sizing.basemodel import DTYPE_BYTES, BaseModel, BaseModule, Kind, served_modules
+from loraledger.adapters.sizing.basemodel import DTYPE_BYTES, BaseModel, BaseModule, Kind
 from loraledger.adapters.sizing.families import FAMILIES, MULTIMODAL, Family, Linear
 from loraledger.errors import InputFileError
-
-__all__ = ["CONFIG", "BaseModel", "BaseModule", "Kind", "build_base", "read_base", "read_tensors", "served_modules"]
 
 CONFIG: Final = "config.json"
 MAX_CONFIG: Final = 8 * 1024 * 1024

@@ -7,10 +7,9 @@ as large as the slots; they are spelled out because "nothing was set" has a cost
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
-MAX_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts for ``max_lora_rank``."""
+from loraledger.config.schema import MAX_RANKS
 
 EngineName = Literal["vllm", "sglang", "lorax", "slora"]
 LoraDtype = Literal["auto", "float16", "bfloat16"]

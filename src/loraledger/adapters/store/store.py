@@ -12,9 +12,8 @@ digest. Opening the store clears both kinds of leftovers. Anything else that is 
 named in ``foreign`` and left alone, also when it has the name of a digest.
 
 **Holders.** An entry with a holder is never removed. Holders are names that callers choose (a catalog name, a
-registration on a replica) and live in memory only. After a restart engines may still have anything registered that
-the store has, so every entry found at opening is held by :data:`EARLIER` until the caller, having asked all replicas
-and held what they have, calls ``settle``.
+registration on a replica) and live in memory only. After a restart engines may still have any entry registered, so each
+is held by :data:`EARLIER` until the caller, having asked all replicas and held what they have, calls ``settle``.
 
 Data that is damaged in place is found by ``verify``. Remedy: delete that entry's folder while no engine serves it; the
 next admission writes it anew.
@@ -58,7 +57,7 @@ EARLIER: Final = "(an earlier run)"
 """Holder of what was found at opening, until ``settle``."""
 
 _SAVE_EVERY: Final = 1024**3
-"""Bytes read since the known digests were saved: what a crash may cost again, about a second of SHA-256."""
+"""Bytes read since the known digests were saved: what a crash may cost again."""
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 

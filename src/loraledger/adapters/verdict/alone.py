@@ -39,8 +39,9 @@ from typing import Final, Literal
 from loraledger.adapters.reading.folder import AdapterFolder
 from loraledger.adapters.reading.peft import PeftConfig
 from loraledger.adapters.sizing.basemodel import BaseModel
-from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings, smallest_max_rank
+from loraledger.adapters.sizing.engine import EngineSettings, smallest_max_rank
 from loraledger.adapters.sizing.footprint import lora_width, slot_bytes
+from loraledger.config.schema import MAX_RANKS
 from loraledger.units import format_bytes
 
 By = Literal["engine", "loraledger"]

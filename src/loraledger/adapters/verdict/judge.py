@@ -23,8 +23,6 @@ from loraledger.adapters.verdict.alone import Finding, alone
 from loraledger.adapters.verdict.fit import FUSED, base_name, findings, fused_names, place
 from loraledger.adapters.verdict.others import judged_by_source
 
-__all__ = ["Finding", "Outcome", "Verdict", "judge"]
-
 Outcome = Literal["loads", "partly_applied", "changes_nothing", "refused"]
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
 
-from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.survey import Row, Slots, Totals, Unreadable, kv_bytes_of, slots_of
 from loraledger.adapters.verdict.judge import Outcome

@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from loraledger.cli.engine_flags import (
+    DtypeOption,
+    ExpertOption,
+    LoraDtypeOption,
+    ShardedOption,
+    TargetsOption,
+    check_flags,
+    listed,
+)
 from loraledger.cli.options import JsonOption, load_settings
 from loraledger.cli.output import print_json
 from loraledger.errors import InputFileError, ObjectiveError
 
 if TYPE_CHECKING:
-    from loraledger.adapters.sizing.base import BaseModel
+    from loraledger.adapters.sizing.basemodel import BaseModel
     from loraledger.adapters.sizing.engine import EngineSettings
     from loraledger.adapters.survey import Place, Totals, Unreadable
 
@@ -37,23 +46,6 @@ BaseOption = Annotated[
         "--base",
         help="Folder of the base model (config.json), or a text file of the module names that an engine serves.",
     ),
-]
-ShardedOption = Annotated[
-    bool | None, typer.Option("--fully-sharded-loras", help="Both halves of an adapter are cut over the ranks.")
-]
-ExpertOption = Annotated[
-    bool | None, typer.Option("--enable-expert-parallel", help="Experts are dealt out over the ranks whole.")
-]
-TargetsOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Only these modules get room in a slot: separated by commas, or the option repeated."),
-]
-LoraDtypeOption = Annotated[
-    Literal["auto", "float16", "bfloat16"] | None, typer.Option(help="Default: auto, the base model's.")
-]
-DtypeOption = Annotated[
-    Literal["auto", "float16", "bfloat16", "float32"] | None,
-    typer.Option(help="What the base is served in. Default: auto."),
 ]
 FlagsFrom = Annotated[
     Path | None,
@@ -94,24 +86,15 @@ def inspect(
         "tensor_parallel": tensor_parallel,
         "fully_sharded_loras": fully_sharded_loras,
         "expert_parallel": expert_parallel,
-        "lora_target_modules": _listed(lora_target_modules),
+        "lora_target_modules": listed(lora_target_modules),
         "lora_dtype": lora_dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "dtype": dtype,
     }
     flags, base = _from_settings(config, base)
     flags = replace(flags, **{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
-    _check_flags(flags)
+    check_flags(flags)
     _inspect(paths, None if base is None else _read_base(base), flags, as_json)
-
-
-def _listed(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    if not values:
-        return None
-    names = tuple(name.strip() for value in values for name in value.split(",") if name.strip())
-    if not names:
-        raise typer.BadParameter("--lora-target-modules names no module: leave it out to give all of them room")
-    return names
 
 
 def _from_settings(config: Path | None, base: Path | None) -> tuple[EngineSettings, Path | None]:
@@ -125,22 +108,9 @@ def _from_settings(config: Path | None, base: Path | None) -> tuple[EngineSettin
     return engine_settings(settings.replicas[0]), base or settings.base.path
 
 
-def _check_flags(flags: EngineSettings) -> None:
-    """What the engine itself would not start with."""
-    from loraledger.adapters.sizing.basemodel import DTYPE_BYTES
-    from loraledger.adapters.sizing.engine import MAX_RANKS
-
-    cache = flags.kv_cache_dtype
-    if cache not in ("auto", *DTYPE_BYTES) and not cache.startswith("fp8"):
-        raise typer.BadParameter(f"--kv-cache-dtype is auto, fp8, {', '.join(DTYPE_BYTES)}")
-    if flags.engine == "vllm" and flags.max_lora_rank not in MAX_RANKS:
-        raise typer.BadParameter(f"vLLM takes --max-lora-rank {', '.join(map(str, MAX_RANKS))}")
-    if flags.engine == "vllm" and flags.host_entries < flags.max_loras:
-        raise typer.BadParameter(f"vLLM wants --max-cpu-loras of at least its slots ({flags.max_loras})")
-
-
 def _read_base(path: Path) -> BaseModel:
-    from loraledger.adapters.sizing.base import read_base, served_modules
+    from loraledger.adapters.sizing.base import read_base
+    from loraledger.adapters.sizing.basemodel import served_modules
 
     try:
         if not path.is_file():

@@ -12,11 +12,12 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from loraledger.adapters.sizing.base import BaseModel
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.sizing.footprint import kv_tokens
 from loraledger.adapters.survey import SLOTTED, Fit, Row, Slots, Totals, Unreadable, kv_bytes_of, slots_of
-from loraledger.adapters.verdict.judge import Finding, Outcome
+from loraledger.adapters.verdict.alone import Finding
+from loraledger.adapters.verdict.judge import Outcome
 from loraledger.cli.adapters.document import share_of
 from loraledger.cli.output import print_table
 from loraledger.units import format_bytes

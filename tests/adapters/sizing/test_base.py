@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.sizing.base import BaseModel, build_base, read_base
+from adapters.build_weights import BASE_8B, SMALL, write_weights
+from loraledger.adapters.sizing.base import build_base, read_base
+from loraledger.adapters.sizing.basemodel import BaseModel
 from loraledger.adapters.sizing.families import FAMILIES, MULTIMODAL
 from loraledger.errors import InputFileError
-
-from .build_weights import BASE_8B, SMALL, write_weights
 
 SMALL_MOE = {"num_experts": 8, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96}
 

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters.store.test_store import WEIGHTS, admit, hidden, tenant
 from loraledger.adapters.store.store import Store, Stored
 from loraledger.errors import ConfigError, InputFileError
-
-from .test_store import WEIGHTS, admit, hidden, tenant
 
 PRELUDE = """
 import os, resource, sys

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from adapters.conftest import LFS_POINTER, TENSORS, MakeAdapter, safetensors
 from loraledger.adapters import read_folder
 from loraledger.adapters.reading.folder import FolderReader
 from loraledger.adapters.reading.shards import MAX_SHARDS
 from loraledger.errors import InputFileError
-
-from .conftest import LFS_POINTER, TENSORS, MakeAdapter, safetensors
 
 INDEX = "adapter_model.safetensors.index.json"
 ONE, TWO = "adapter_model-00001-of-00002.safetensors", "adapter_model-00002-of-00002.safetensors"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loraledger.adapters.sizing.base import served_modules
+from adapters.sizing.test_base import SMALL_MOE, base_of
+from loraledger.adapters.sizing.basemodel import served_modules
 from loraledger.errors import InputFileError
-
-from .test_base import SMALL_MOE, base_of
 
 
 @pytest.mark.parametrize(("ranks", "heads_there"), [(1, 2), (2, 1), (4, 1), (8, 1)])

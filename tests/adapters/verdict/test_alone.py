@@ -9,12 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.sizing.basemodel import served_modules
-from loraledger.adapters.sizing.engine import MAX_RANKS, EngineSettings
-from loraledger.adapters.sizing.footprint import slot_bytes
-from loraledger.adapters.verdict.judge import judge
-
-from .verdicts import (
+from adapters.verdict.builders import (
     ATTENTION,
     BASE,
     OTHERS,
@@ -26,6 +21,11 @@ from .verdicts import (
     refusals,
     shapes,
 )
+from loraledger.adapters.sizing.basemodel import served_modules
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.sizing.footprint import slot_bytes
+from loraledger.adapters.verdict.judge import judge
+from loraledger.config.schema import MAX_RANKS
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loraledger.adapters.sizing.basemodel import served_modules
-from loraledger.adapters.sizing.engine import EngineSettings
-from loraledger.adapters.verdict.judge import Verdict, judge
-
-from .verdicts import (
+from adapters.verdict.builders import (
     ALL,
     BASE,
     MOE,
@@ -22,6 +18,9 @@ from .verdicts import (
     pairs,
     shapes,
 )
+from loraledger.adapters.sizing.basemodel import served_modules
+from loraledger.adapters.sizing.engine import EngineSettings
+from loraledger.adapters.verdict.judge import Verdict, judge
 
 
 def test_a_plain_adapter_on_its_base_loads_without_a_word() -> None:

@@ -14,7 +14,8 @@ from loraledger.adapters.reading.modules import take_inventory
 from loraledger.adapters.reading.peft import read_config
 from loraledger.adapters.sizing.basemodel import BaseModel, BaseModule, Kind
 from loraledger.adapters.sizing.engine import EngineName, EngineSettings
-from loraledger.adapters.verdict.judge import Finding, Verdict
+from loraledger.adapters.verdict.alone import Finding
+from loraledger.adapters.verdict.judge import Verdict
 
 Sizes = dict[str, tuple[int, int]]
 """Full name -> (in, out)."""

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.sizing.engine import EngineName, EngineSettings
-from loraledger.adapters.verdict.judge import judge
-
-from .verdicts import (
+from adapters.verdict.builders import (
     ALL,
     ATTENTION,
     BASE,
@@ -23,6 +20,8 @@ from .verdicts import (
     refusals,
     shapes,
 )
+from loraledger.adapters.sizing.engine import EngineName, EngineSettings
+from loraledger.adapters.verdict.judge import judge
 
 
 def test_sglang_takes_any_rank_as_setting_and_refuses_targets_outside_its_own() -> None:

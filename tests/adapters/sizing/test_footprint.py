@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from adapters.build_weights import BASE_8B, Dims, build, pairs
 from loraledger.adapters.reading.folder import AdapterFolder, read_folder
-from loraledger.adapters.sizing.base import BaseModel, build_base, served_modules
+from loraledger.adapters.sizing.base import build_base
+from loraledger.adapters.sizing.basemodel import BaseModel, served_modules
 from loraledger.adapters.sizing.engine import EngineName, EngineSettings, smallest_max_rank
 from loraledger.adapters.sizing.footprint import (
     adapter_device_bytes,
@@ -21,8 +23,6 @@ from loraledger.adapters.sizing.footprint import (
     slot_bytes,
 )
 from loraledger.errors import InputFileError
-
-from .build_weights import BASE_8B, Dims, build, pairs
 
 RANK_16 = EngineSettings(max_lora_rank=16)
 RANK_64 = EngineSettings(max_lora_rank=64)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from loraledger.adapters.verdict.judge import judge
-
-from .verdicts import (
+from adapters.verdict.builders import (
     ALL,
     BASE,
     MOE,
@@ -27,6 +25,7 @@ from .verdicts import (
     refusals,
     shapes,
 )
+from loraledger.adapters.verdict.judge import judge
 
 
 def test_full_paths_decide_and_the_remedy_names_the_right_one() -> None:

@@ -14,6 +14,8 @@ import safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adapters.conftest import LFS_POINTER
+from adapters.conftest import safetensors as weights_of
 from loraledger.adapters.reading.header import (
     BITS,
     MAX_HEADER,
@@ -28,9 +30,6 @@ from loraledger.adapters.reading.header import (
     strict_parse,
 )
 from loraledger.errors import InputFileError
-
-from .conftest import LFS_POINTER
-from .conftest import safetensors as weights_of
 
 
 def entry(

@@ -11,10 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from adapters.store.test_store import admit, hidden, tenant
 from loraledger.adapters.store.store import EARLIER, Store
 from loraledger.errors import InputFileError
-
-from .test_store import admit, hidden, tenant
 
 LIMIT = 400
 CONTENTS = st.integers(0, 7)

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
+from adapters.conftest import LFS_POINTER, TENSORS, MakeAdapter, safetensors
 from loraledger.adapters import AdapterFolder, read_folder
 from loraledger.adapters.reading.folder import MAX_REMEMBERED, FolderReader
 from loraledger.adapters.reading.modules import Inventory, LoraModule, Part
 from loraledger.errors import InputFileError
-
-from .conftest import LFS_POINTER, TENSORS, MakeAdapter, safetensors
 
 
 def refused(folder: Path, root: Path | None = None) -> str:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from adapters.store.test_store import WEIGHTS, admit, content, hidden, tenant
 from loraledger.adapters.store.store import Store
 from loraledger.errors import ConfigError, InputFileError
-
-from .test_store import WEIGHTS, admit, content, hidden, tenant
 
 
 @pytest.fixture

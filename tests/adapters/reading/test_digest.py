@@ -10,9 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adapters.conftest import MakeAdapter, safetensors
 from loraledger.adapters import content_digest, read_folder
-
-from .conftest import MakeAdapter, safetensors
 
 
 def test_the_digest_is_sha256_of_lengths_and_bytes(tmp_path: Path) -> None:

@@ -16,14 +16,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from adapters.store.test_disk import refuse_clones
+from adapters.store.test_store import CONFIG, WEIGHTS, admit, content, hidden, tenant
 from loraledger.adapters.reading.digest import content_digest
 from loraledger.adapters.reading.files import config_file, weights_file
 from loraledger.adapters.store.admission import opened
 from loraledger.adapters.store.store import Store
 from loraledger.errors import InputFileError
-
-from .test_store import CONFIG, WEIGHTS, admit, content, hidden, tenant
-from .test_store_disk import refuse_clones
 
 
 @pytest.fixture
