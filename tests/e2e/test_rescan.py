@@ -38,9 +38,11 @@ def test_a_new_adapter_is_served_and_one_that_is_gone_is_a_404(tmp_path: Path, p
         assert "new" not in listed(gateway)
         shutil.rmtree(scan / "old")
         assert ask(gateway, "old").error is None, "nothing changes before the reread"
+        assert 'adapter="old"' in httpx2.get(f"{gateway.control}/metrics", timeout=5.0).text
         found = post(gateway, "/api/rescan")
         assert found == {"added": ["new"], "changed": [], "removed": ["old"], "problems": [], "warnings": []}
         assert listed(gateway) == {"base", "stays", "new"}
+        assert 'adapter="old"' not in httpx2.get(f"{gateway.control}/metrics", timeout=5.0).text
         call = ask(gateway, "new")
         check_texts([call], paths)
         refused = ask(gateway, "old")

@@ -278,3 +278,20 @@ def test_new_files_are_priced_anew(desk: Desk, folders: Path) -> None:
     assert before is not None
     assert after is not None
     assert after < before / 10
+
+
+def test_the_working_set_is_what_was_sent_there_within_the_last_minute(desk: Desk) -> None:
+    held(desk, "a", "b")
+    desk.fleet.state.adapters["a"].placed["r1"] = desk.at
+    desk.fleet.state.adapters["b"].placed["r1"] = desk.at - 61 * SECOND
+    assert desk.facts.working_set.value == 1
+
+
+def test_weights_are_shared_by_the_rank_processes(folders: Path) -> None:
+    desk = Desk(folders, tensor_parallel=2)
+    try:
+        held(desk)
+        assert desk.settings.base.path is not None
+        assert desk.ledger.floor.weights.value == -(-read_base(desk.settings.base.path).weight_bytes // 2)
+    finally:
+        desk.shelf.close()

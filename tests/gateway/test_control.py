@@ -9,7 +9,7 @@ import pytest
 import uvicorn
 from starlette.types import ASGIApp
 
-from loraledger.events import DrainAsked, Event, Evict, Load, LoadAsked, UnloadAsked
+from loraledger.events import DrainAsked, Event, Evict, Load, LoadAsked, Move, TiersObserved, UnloadAsked
 from loraledger.gateway.control import control_app
 
 from .fleets import SECOND, DrivenGateway, adapter, settings
@@ -411,3 +411,19 @@ async def test_it_serves_over_a_real_socket() -> None:
         oversized = await ask.post("/api/replicas/r1/drain", content=b" " * 70_000)
         error(oversized, 413, "body_too_large")
         assert (await ask.get("/health")).json() == {"status": "ok"}
+
+
+async def test_a_move_is_asked_where_a_probe_answers_and_the_adapter_is_registered() -> None:
+    gateway = running()
+    gateway.feed(LoadAsked(gateway.at, "sql", "r2"))
+    gateway.loaded()
+    async with client(gateway) as ask:
+        message = error(await ask.post("/api/adapters/sql/activate"), 400, "adapter_not_movable")
+        assert message == "'sql' cannot be moved: r1: no probe answers there; r2: no probe answers there"
+        for name in ("r1", "r2"):
+            gateway.feed(TiersObserved(gateway.at, name, gateway.at, (), ()))
+        answer = await ask.post("/api/adapters/sql/pin")
+        assert (answer.status_code, answer.json()["replicas"]) == (202, ["r2"])
+        assert answer.json()["skipped"] == {"r1": "not registered there"}
+    (move,) = gateway.take(Move)
+    assert (move.replica, move.adapter, move.verb) == ("r2", "sql", "pin")

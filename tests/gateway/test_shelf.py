@@ -6,10 +6,13 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from adapters.build_weights import SMALL, build, pairs
 from e2e.fleet import write_adapter
+from loraledger.adapters import Store
 from loraledger.config import Settings, hash_key, settings_from
 from loraledger.errors import ConfigError, InputFileError
 from loraledger.events import AdapterDeclared, AdapterRetired, ReplicaSampled, ReplicaUp, engine_name
@@ -18,10 +21,12 @@ from loraledger.gateway.shelf import Shelf, differences, names_of
 from loraledger.kernel.fleet import Fleet
 
 
-def settings(tmp_path: Path, grants: tuple[str, ...] = ("*",), **adapters: object) -> Settings:
+def settings(
+    tmp_path: Path, grants: tuple[str, ...] = ("*",), base: Path | None = None, **adapters: object
+) -> Settings:
     return settings_from(
         {
-            "base": {"names": ["base"]},
+            "base": {"names": ["base"], "path": None if base is None else str(base)},
             "replicas": [
                 {"name": n, "url": f"http://127.0.0.1:800{i}", "slots": 2} for i, n in enumerate(("r1", "r2"))
             ],
@@ -265,5 +270,41 @@ def test_a_problem_is_one_line_whatever_the_folder_is_called(scan: Path, tmp_pat
         (problem,) = shelf.catalog.problems
         assert str(problem).isprintable()
         assert "evil\\n2026" in str(problem)
+    finally:
+        shelf.close()
+
+
+def test_a_folder_that_changes_between_judging_and_copying_is_not_served(
+    scan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admit = Store.admit
+
+    def swapped(store: Store, config: Path, weights: Path, **more: Any) -> Any:
+        if config.parent.name == "a":
+            edit(config.parent, lora_alpha=99)
+        return admit(store, config, weights, **more)
+
+    monkeypatch.setattr(Store, "admit", swapped)
+    shelf = Shelf(settings(tmp_path))
+    try:
+        (problem,) = shelf.catalog.problems
+        assert (problem.name, "changed while it was taken in" in problem.reason) == ("a", True)
+        assert [entry.name for entry in shelf.catalog.entries] == ["b"]
+    finally:
+        shelf.close()
+
+
+def test_what_an_engine_drops_of_an_adapter_is_a_warning_and_the_rest_is_served(tmp_path: Path) -> None:
+    SMALL.write(tmp_path / "base")
+    every = SMALL.projections()
+    config = {"r": 4, "lora_alpha": 8, "peft_type": "LORA", "target_modules": ["q_proj"]}
+    build(
+        tmp_path / "scan" / "deep", config, pairs({"self_attn.q_proj": every["self_attn.q_proj"]}, 4, SMALL.layers + 1)
+    )
+    shelf = Shelf(settings(tmp_path, base=tmp_path / "base"))
+    try:
+        assert [entry.name for entry in shelf.catalog.entries] == ["deep"]
+        (warning,) = [text for text in shelf.catalog.warnings if "deep" in text]
+        assert "not in the base" in warning
     finally:
         shelf.close()

@@ -366,3 +366,31 @@ def test_no_word_of_a_probe_breaks_the_kernel_or_its_determinism(seed: int) -> N
         assert set(world.fleet.state.replicas[name].blocked) <= set(world.fleet.state.replicas[name].adapters)
     world.settle()
     assert not any(replica.blocked for replica in world.fleet.state.replicas.values())
+
+
+# --- what an operator has moved, and versions that are no longer served ---------------------------------------------------
+
+
+def test_what_changes_after_an_operators_move_is_no_drift_and_later_it_is() -> None:
+    bench = bench_of("ab")
+    tell(bench, "ab", "ab")
+    bench.feed(ev.MoveAsked(bench.now, "a", "r1", "evict"))
+    assert bench.only(ev.Move).verb == "evict"
+    bench.tick(SECOND)
+    tell(bench, "b", "b")
+    assert drift(bench) == 0
+    bench.tick(20 * SECOND)
+    tell(bench, "", "")
+    assert drift(bench) == 1
+
+
+def test_a_version_that_is_served_again_is_not_unloaded_as_stale() -> None:
+    bench = bench_of("a")
+    bench.down("r1")
+    bench.declare(adapter("a", "bb22"))
+    bench.declare(adapter("a", "aa11"))
+    old, other = ev.engine_name("a", digest("aa11")), ev.engine_name("a", digest("bb22"))
+    bench.replica("r1").stale = {old: None, other: None}
+    bench.all(ev.Evict)
+    bench.up("r1", [old, other])
+    assert [evict.engine_name for evict in bench.all(ev.Evict)] == [other]

@@ -157,6 +157,12 @@ def test_each_row_of_a_zipf_stream_tells_how_it_went_and_its_parts_are_the_time_
     assert "identical" in gateway.verify()
 
 
+def test_a_stop_waits_for_what_the_probe_tells_of_the_last_answers(gateway: GatewayProcess, probe: ProbeClient) -> None:
+    assert send(gateway, list(probe.model.adapters)[:3]) == {200: 3}
+    gateway.stop()
+    assert [row["engine_queue_ns"] is not None for row in gateway.rows()] == [True] * 3
+
+
 def test_moves_that_an_operator_commands_are_made_and_seen(gateway: GatewayProcess, probe: ProbeClient) -> None:
     names = list(probe.model.adapters)
     registered(gateway, names)
