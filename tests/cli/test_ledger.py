@@ -43,9 +43,14 @@ def test_the_ledger_of_a_replica_is_shown_and_given_as_json(cli: Cli, folders: P
             assert item["adapters"]["used"] == {**item["adapters"]["used"], "value": 2, "source": "believed"}
             assert [a["tier"] for a in item["adapters"]["adapters"]] == ["gpu", "gpu", "host"]
             shown = cli("ledger", "--config", gateway.config, "--replica", "r1").out
-            assert "r1: limited by " in shown
+            assert "r1: limited by adapters" in shown or "r1: no pool limits" in shown
             assert "~2 of =2 slots used" in shown
             assert "=80 GiB" in shown
+            emulator.kill9()
+            gateway.wait(lambda: not gateway.summary()["replicas_up"], "the loss to be noticed")
+            lost = cli("ledger", "--config", gateway.config).out
+            assert "r1: down" in lost
+            assert "- of =2 slots used" in lost
             done = cli("ledger", "--config", gateway.config, "--replica", "r9")
             assert (done.code, "did you mean 'r1'" in done.err or "r9" in done.err) == (4, True)
     assert cli("ledger", "--config", gateway.config).code == 4

@@ -73,12 +73,19 @@ def _replica(item: Item) -> list[RenderableType]:
 
     limit = item["limit"]
     also = f", also {', '.join(limit['also'])}" if limit["also"] else ""
-    head = f"limited by {limit['pool']}{also}" if item["up"] else "down: what follows is of its settings"
+    words = {"none": "no pool limits", "unknown": "which pool limits is not known"}
+    head = words.get(limit["pool"], f"limited by {limit['pool']}{also}")
+    if not item["up"]:
+        return [
+            Text(f"{item['replica']}: down, what follows is of its settings", style="bold"),
+            _memory(item),
+            Text(""),
+        ]
     parts: list[RenderableType] = [Text(f"{item['replica']}: {head}", style="bold")]
     parts += [Text(f"  {evidence['pool']}: {evidence['statement']}") for evidence in limit["evidence"]]
     parts += [Text(f"  helps: {_lever(lever)}") for lever in limit["levers"]]
-    if limit["unknown"]:
-        parts += [Text(f"  not known, so not ruled out: {unknown}") for unknown in limit["unknown"]]
+    parts += [Text(f"  not known, so not ruled out: {unknown}") for unknown in limit["unknown"]]
+    if any(unknown.startswith("floor") for unknown in limit["unknown"]):
         parts.append(
             Text("  the probe tells, or base.path, replicas[].device_bytes and replicas[].overhead in the settings")
         )
