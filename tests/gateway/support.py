@@ -175,8 +175,10 @@ class ScriptedReplica:
                 answer = asyncio.ensure_future(self.script(request, writer))
                 gone = asyncio.ensure_future(self._gone(reader))
                 await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
-                if not answer.done():
+                if gone.done():  # the answer may have failed at the same moment: that is one end, not two
+                    self._note()
                     answer.cancel()
+                    await asyncio.gather(answer, return_exceptions=True)
                     break
                 gone.cancel()
                 if answer.result() is False:
@@ -199,7 +201,6 @@ class ScriptedReplica:
             if reader.exception() is not None:
                 break
             await asyncio.sleep(0.005)
-        self._note()
 
     async def _read(self, reader: asyncio.StreamReader, number: int) -> Received:
         raw = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
