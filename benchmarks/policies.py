@@ -1,15 +1,17 @@
 """Bounded affinity against the baselines on a virtual clock: time to first token, loads, fairness, over a grid of conditions.
 
-    python -m benchmarks.policies [--seeds 10] [--requests 2000] [--quick] [--json FILE]
+    python -m benchmarks.policies [--seeds 10] [--requests 2000] [--quick] [--jobs 2] [--json FILE]
 
 Grid: utilisation .5 .7 .9 x fleet slots over working set .25 .5 1 x load from disk 10 ms 100 ms 1 s x popularity (uniform, Zipf
 1.0, one hot adapter with half of the traffic, Zipf with bursts of one adapter). Four replicas of 8 slots, as many host entries
 (vLLM's default, ``max_cpu_loras = max_loras``), 16 sequences; prompts log-normal around 256 tokens, outputs exponential with
 mean 64; decode and prefill times of an 8B model on one H100 (twin defaults). Utilisation counts token work alone: loads come on
-top, so a cell may be overloaded under every policy; such cells are marked. The first quarter of each run warms up and is not
-counted.
+top, so a cell may be overloaded under every policy: even under the best of them a request waits for a quarter of the run. Such
+cells are marked and counted apart. The first quarter of each run warms up and is not counted.
 
-All policies see the same arrivals (common random numbers): figures are ratios to the best baseline of the same cell and seed.
+All policies see the same arrivals (common random numbers): figures are ratios to the best baseline of the same cell and seed, which
+is the most that could be asked: an operator would have to know beforehand which baseline that is. llm-d's scorer runs twice, by
+activity (as it ships) and by residency.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from typing import Any, NamedTuple
 from loraledger.events import AdapterSpec
 from loraledger.kernel.policies import policy_names
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.virtual import TraceRequest, VirtualFleet
+from loraledger.replay.trace import Request
+from loraledger.replay.virtual import VirtualFleet
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
 
 REPLICAS, SLOTS, SEQS = 4, 8, 16
@@ -38,6 +41,22 @@ SLO_S = 1.0
 ADAPTER_BYTES = 50_000_000
 UTILISATIONS, COVERAGES, LOADS_MS = (0.5, 0.7, 0.9), (0.25, 0.5, 1.0), (10, 100, 1000)
 POPULARITIES = ("uniform", "zipf", "hot", "bursty")
+OVERLOADED = 0.25
+
+
+class Contestant(NamedTuple):
+    """One policy as it takes part."""
+
+    label: str
+    policy: str
+    params: dict[str, float]
+
+
+OURS, *BASELINES = (
+    *(Contestant(name, name, {}) for name in policy_names()),
+    Contestant("llm-d-residency", "llm-d-lora", {"residency": 1.0}),
+)
+LABELS = [contestant.label for contestant in BASELINES]
 
 
 class Cell(NamedTuple):
@@ -78,7 +97,7 @@ def weights(cell: Cell) -> list[float]:
     return [1.0 / (rank + 1) for rank in range(count)]
 
 
-def trace(cell: Cell, seed: int, requests: int) -> Iterator[TraceRequest]:
+def trace(cell: Cell, seed: int, requests: int) -> Iterator[Request]:
     rng = random.Random(f"{cell}/{seed}")
     share = weights(cell)
     names = [f"a{i}" for i in range(len(share))]
@@ -95,10 +114,10 @@ def trace(cell: Cell, seed: int, requests: int) -> Iterator[TraceRequest]:
                 burst_left, burst = 60, rng.choice(names)
         prompt = max(1, round(rng.lognormvariate(math.log(PROMPT) - 0.125, 0.5)))
         output = max(1, round(rng.expovariate(1 / OUTPUT)))
-        yield TraceRequest(round(at * SECOND), "tenant", adapter, prompt, output)
+        yield Request(round(at * SECOND), "tenant", adapter, prompt, output)
 
 
-def settings(cell: Cell, policy: str) -> FleetSettings:
+def settings(cell: Cell, contestant: Contestant) -> FleetSettings:
     twin = profile(cell.load_ms)
     replica = ReplicaSpec(
         "",
@@ -115,17 +134,17 @@ def settings(cell: Cell, policy: str) -> FleetSettings:
     replicas = tuple(ReplicaSpec(**{**_fields(replica), "name": f"r{i}"}) for i in range(REPLICAS))
     adapters = tuple(AdapterSpec(f"a{i}", f"{i:064x}", 16, ADAPTER_BYTES) for i in range(len(weights(cell))))
     tenants = (TenantSpec("tenant", 10**9, 10**9, 10**6 * SECOND),)
-    return FleetSettings(replicas, adapters, tenants, policy=policy)
+    return FleetSettings(replicas, adapters, tenants, policy=contestant.policy, params=contestant.params)
 
 
 def _fields(replica: ReplicaSpec) -> dict[str, Any]:
     return {name: getattr(replica, name) for name in replica.__struct_fields__}
 
 
-def run(job: tuple[Cell, int, str, int]) -> dict[str, Any]:
-    cell, seed, policy, requests = job
+def run(job: tuple[Cell, int, Contestant, int]) -> dict[str, Any]:
+    cell, seed, contestant, requests = job
     twin = profile(cell.load_ms)
-    fleet = VirtualFleet(settings(cell, policy), {f"r{i}": twin for i in range(REPLICAS)})
+    fleet = VirtualFleet(settings(cell, contestant), {f"r{i}": twin for i in range(REPLICAS)})
     fleet.run(trace(cell, seed, requests))
     rows: list[dict[str, Any]] = sorted(fleet.rows["requests"], key=lambda row: int(str(row["arrived_ns"])))
     counted = rows[len(rows) // 4 :]
@@ -136,43 +155,46 @@ def run(job: tuple[Cell, int, str, int]) -> dict[str, Any]:
     return {
         "cell": cell,
         "seed": seed,
-        "policy": policy,
+        "policy": contestant.label,
         "mean": statistics.fmean(ttft),
         "p99": ttft[int(0.99 * len(ttft))],
         "loads": sum(r["tier_before"] == "disk" and r["tier_after"] == "gpu" for r in fleet.rows["residency"]),
         "attainment": min(statistics.fmean(values) for values in met.values() if len(values) >= 5),
-        "overloaded": ttft[-1] > 0.25 * (rows[-1]["arrived_ns"] - rows[0]["arrived_ns"]) / SECOND,
+        "longest": ttft[-1] / ((rows[-1]["arrived_ns"] - rows[0]["arrived_ns"]) / SECOND),
     }
 
 
 def judge(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Per cell: medians over seeds, and the median over seeds of our figure over the best baseline's of that seed."""
-    ours, *baselines = policy_names()
+    ours = OURS.label
     by: dict[tuple[Cell, int, str], dict[str, Any]] = {(r["cell"], r["seed"], r["policy"]): r for r in results}
     table = []
     for cell in dict.fromkeys(r["cell"] for r in results):
         seeds = sorted({r["seed"] for r in results if r["cell"] == cell})
-        line: dict[str, Any] = {"cell": cell}
+        line: dict[str, Any] = {"cell": cell, "against": {}}
         for figure in ("mean", "p99"):
-            ratios = [by[cell, s, ours][figure] / min(by[cell, s, b][figure] for b in baselines) for s in seeds]
+            ratios = [by[cell, s, ours][figure] / min(by[cell, s, b][figure] for b in LABELS) for s in seeds]
             line[figure] = statistics.median(ratios)
             line[f"{figure}_spread"] = (min(ratios), max(ratios))
-        for policy in policy_names():
-            mine = [by[cell, s, policy] for s in seeds]
-            line[policy] = {f: statistics.median(r[f] for r in mine) for f in ("mean", "p99", "loads", "attainment")}
-        line["overloaded"] = all(by[cell, s, ours]["overloaded"] for s in seeds)
+            for b in LABELS:
+                each = [by[cell, s, ours][figure] / by[cell, s, b][figure] for s in seeds]
+                line["against"][figure, b] = statistics.median(each)
+        for label in (ours, *LABELS):
+            mine = [by[cell, s, label] for s in seeds]
+            line[label] = {f: statistics.median(r[f] for r in mine) for f in ("mean", "p99", "loads", "attainment")}
+        least = [min(by[cell, s, label]["longest"] for label in (ours, *LABELS)) for s in seeds]
+        line["overloaded"] = statistics.median(least) > OVERLOADED
         table.append(line)
     return table
 
 
 def show(table: list[dict[str, Any]]) -> None:
-    ours, *baselines = policy_names()
     print(
         "cell: utilisation, slots/working set, load, popularity | TTFT mean s, ratio to best baseline [min-max] | p99 s, ratio"
     )
     for line in table:
-        cell, mine = line["cell"], line[ours]
-        best = min(baselines, key=lambda b: line[b]["mean"])
+        cell, mine = line["cell"], line[OURS.label]
+        best = min(LABELS, key=lambda b: line[b]["mean"])
         low, high = line["mean_spread"]
         print(
             f"{cell.utilisation:.1f} {cell.coverage:4.2f} {cell.load_ms:5d}ms {cell.popularity:8} | "
@@ -180,13 +202,27 @@ def show(table: list[dict[str, Any]]) -> None:
             f"loads {mine['loads']:5.0f} ({best} {line[best]['loads']:.0f}) | worst adapter {mine['attainment']:.2f} "
             f"({line[best]['attainment']:.2f}){' overloaded' if line['overloaded'] else ''}"
         )
+    summarise("all cells", table)
+    summarise("cells that are not overloaded", [line for line in table if not line["overloaded"]])
+
+
+def summarise(which: str, table: list[dict[str, Any]]) -> None:
+    """How often we are better and worse than the best baseline, and than each."""
+    if not table:
+        return
+    print(f"\n{which}: {len(table)}")
     for figure in ("mean", "p99"):
-        ratios = [line[figure] for line in table]
-        print(
-            f"{figure} TTFT over {len(table)} cells: more than 5 % worse than the best baseline in "
-            f"{sum(r > 1.05 for r in ratios)}, at least 10 % better in {sum(r <= 0.9 for r in ratios)}; "
-            f"median ratio {statistics.median(ratios):.3f}, best {min(ratios):.3f}, worst {max(ratios):.3f}"
-        )
+        _count(f"{figure} TTFT against the best of all", [line[figure] for line in table])
+        for label in LABELS:
+            _count(f"{figure} TTFT against {label}", [line["against"][figure, label] for line in table])
+
+
+def _count(what: str, ratios: list[float]) -> None:
+    print(
+        f"  {what:40} at least 10 % better in {sum(r <= 0.9 for r in ratios):3}, more than 5 % worse in "
+        f"{sum(r > 1.05 for r in ratios):3}; ratio: median {statistics.median(ratios):.3f}, best {min(ratios):.3f}, "
+        f"worst {max(ratios):.3f}"
+    )
 
 
 def main() -> None:
@@ -194,19 +230,20 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--quick", action="store_true", help="two seeds on a third of the grid")
+    parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", help="write every run's figures to this file")
     arguments = parser.parse_args()
     cells = [Cell(*values) for values in product(UTILISATIONS, COVERAGES, LOADS_MS, POPULARITIES)]
     if arguments.quick:
         cells, arguments.seeds = cells[::3], 2
     jobs = [
-        (cell, seed, policy, arguments.requests)
+        (cell, seed, contestant, arguments.requests)
         for cell in cells
         for seed in range(arguments.seeds)
-        for policy in policy_names()
+        for contestant in (OURS, *BASELINES)
     ]
     began, results = time.monotonic(), []
-    with Pool(2) as pool:
+    with Pool(arguments.jobs) as pool:
         for number, result in enumerate(pool.imap_unordered(run, jobs, chunksize=4), 1):
             results.append(result)
             if number % 20 == 0:

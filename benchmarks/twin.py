@@ -17,7 +17,7 @@ import random
 import resource
 import time
 from bisect import bisect_left
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 from itertools import accumulate
 
 from loraledger.twin.events import TokenOut, TwinRequest
@@ -26,6 +26,8 @@ from loraledger.twin.replica import ReplicaTwin
 
 ADAPTERS = 5_000
 SIZE, RANK = 20 << 20, 16
+NAMES = tuple(f"a{number}" for number in range(ADAPTERS))
+NEVER = 1 << 100
 
 
 def profile(layout: str) -> TwinProfile:
@@ -46,7 +48,7 @@ def traffic(requests: int, per_s: float, seed: int = 7) -> list[tuple[int, TwinR
     at, made = 0.0, []
     for number in range(requests):
         at += rng.expovariate(per_s)
-        name = f"a{bisect_left(shares, rng.random() * shares[-1])}"
+        name = NAMES[bisect_left(shares, rng.random() * shares[-1])]
         prompt, output = lengths(rng, 583, 1.0, 16, 3072), lengths(rng, 164, 0.9, 4, 1024)
         made.append((round(at * PS_PER_S), TwinRequest(f"r{number}", name, prompt, output)))
     return made
@@ -57,8 +59,8 @@ def warmed(replicas: int, layout: str, every_token: bool) -> tuple[list[ReplicaT
     fleet, ready = [], 0
     for _ in range(replicas):
         twin = ReplicaTwin(profile(layout), every_token=every_token)
-        for number in range(ADAPTERS):
-            twin.register(0, f"a{number}", SIZE, RANK)
+        for name in NAMES:
+            twin.register(0, name, SIZE, RANK)
         while (at := twin.next_at()) is not None:
             twin.advance(at)
             ready = max(ready, at)
@@ -69,40 +71,39 @@ def warmed(replicas: int, layout: str, every_token: bool) -> tuple[list[ReplicaT
 def play(fleet: list[ReplicaTwin], arrivals: list[tuple[int, TwinRequest]], start: int) -> tuple[int, int, int]:
     """Returns (requests that ended, when the last one did, looks at a replica)."""
     heap: list[tuple[int, int]] = []
-    due: list[int | None] = [None] * len(fleet)
+    due = [-1] * len(fleet)  # when each one is looked at next; what the heap says otherwise is void
     open_ = [0] * len(fleet)
     ended = looks = now = 0
-
-    def look(which: int) -> None:
-        upcoming = fleet[which].next_at()
-        if upcoming != due[which]:
-            due[which] = upcoming
-            if upcoming is not None:
-                heappush(heap, (upcoming, which))
-
-    def pass_until(limit: int | None) -> None:
-        nonlocal ended, looks, now
-        while heap and (limit is None or heap[0][0] < limit):
-            at, which = heappop(heap)
+    for after, request in [*arrivals, (NEVER, None)]:
+        arrival = start + after
+        while heap and heap[0][0] < arrival:
+            at, which = heap[0]
             if due[which] != at:
+                heappop(heap)
                 continue
             looks += 1
-            due[which] = None
-            for event in fleet[which].advance(at):
+            twin = fleet[which]
+            for event in twin.advance(at):
                 if isinstance(event, TokenOut) and event.finished:
                     open_[which] -= 1
                     ended += 1
                     now = event.at
-            look(which)
-
-    for after, request in arrivals:
-        at = start + after
-        pass_until(at)
-        which = open_.index(min(open_))
-        open_[which] += 1
-        fleet[which].submit(at, request)
-        look(which)
-    pass_until(None)
+            upcoming = twin.next_at()
+            if upcoming is None:
+                heappop(heap)
+                due[which] = -1
+            else:
+                heapreplace(heap, (upcoming, which))
+                due[which] = upcoming
+        if request is not None:
+            which = open_.index(min(open_))
+            open_[which] += 1
+            twin = fleet[which]
+            twin.submit(arrival, request)
+            upcoming = twin.next_at()
+            if upcoming is not None and upcoming != due[which]:
+                due[which] = upcoming
+                heappush(heap, (upcoming, which))
     return ended, now - start, looks
 
 

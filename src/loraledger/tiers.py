@@ -78,10 +78,11 @@ class EngineTiers(msgspec.Struct):
 
     def touch(self, names: Iterable[str]) -> None:
         """A step ran requests of ``names``: those in a slot are the youngest now."""
+        active, host = self.active, self.host
         for name in names:
-            if name in self.active:
-                del self.active[name], self.host[name]
-                self.active[name] = self.host[name] = None
+            if name in active:
+                del active[name], host[name]
+                active[name] = host[name] = None
 
     def fetch(self, name: str) -> Movement:
         """A load call while running requests hold every slot: all that stays of it is the copy on the host."""

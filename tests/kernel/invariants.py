@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from loraledger.kernel.cost import stand
 from loraledger.kernel.failures import ATTEMPTS
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.state import FleetState, ReplicaState, RequestState
@@ -34,6 +35,11 @@ def _replica_counts(state: FleetState, replica: ReplicaState) -> None:
     assert replica.decode_out == sum(r.expect for r in here)
     assert replica.kv_own == sum(r.prompt + r.expect for r in here)
     assert len(replica.in_flight) <= replica.spec.max_in_flight
+    room, standing = replica.room, replica.standing
+    assert standing is None or standing == stand(state, replica)
+    replica.reckon()
+    assert room == replica.room
+    replica.standing = standing
     assert replica.foreign >= 0
     assert replica.foreign_kv >= 0
     assert set(replica.tiers.active) <= set(replica.tiers.host)
@@ -54,6 +60,8 @@ def _replica_loads(state: FleetState, replica: ReplicaState) -> None:
             assert state.commands[registration.command] == (replica.spec.name, name)
         if registration.waiters:
             assert registration.state in ("wanted", "loading"), "requests wait for a load that will not come"
+        if registration.state in ("parked", "evicting") and name in state.adapters:
+            assert state.adapters[name].barred
         if name not in state.adapters:
             assert registration.state == "loading", "a replica keeps an adapter that left the catalog"
 

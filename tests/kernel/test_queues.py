@@ -4,9 +4,10 @@ import pytest
 
 from loraledger import events as ev
 from loraledger.kernel import routing
+from loraledger.kernel.policy import Policy
 from loraledger.kernel.queues import LOOK_AHEAD
 from loraledger.kernel.settings import SECOND, Limits, TenantSpec
-from loraledger.kernel.state import AdapterState, ReplicaState, RequestState
+from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
 
 from .bench import Bench, adapter, fleet_of, replica
 
@@ -171,13 +172,15 @@ def test_in_a_full_fleet_a_seat_costs_one_try_however_many_wait(monkeypatch: pyt
         for tenant in tenants:
             bench.arrive(tenant=tenant)
     tried: list[str] = []
-    fits = routing.fits
+    feasible_for = routing.feasible_for
 
-    def counted(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
+    def counted(
+        state: FleetState, policy: Policy, request: RequestState, adapter: AdapterState | None
+    ) -> list[ReplicaState]:
         tried.append(request.id)
-        return fits(replica, request, adapter, now)
+        return feasible_for(state, policy, request, adapter)
 
-    monkeypatch.setattr(routing, "fits", counted)
+    monkeypatch.setattr(routing, "feasible_for", counted)
     bench.finish("q1")
     sent = bench.only(ev.Dispatch).request
     assert set(tried) == {sent}

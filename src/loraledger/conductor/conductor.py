@@ -44,6 +44,7 @@ class Conductor:
         self._sink = sink
         self._alarm = alarm
         self._armed: int | None = None
+        self._wake_at: int | None = None
         self._inbox: deque[ev.Event] = deque()
         self._busy = False
 
@@ -63,7 +64,9 @@ class Conductor:
                 self._step(self._inbox.popleft())
         finally:
             self._busy = False
-            self._arm()
+            if self._wake_at != self._armed:
+                self._armed = self._wake_at
+                self._alarm(self._wake_at)
 
     def wake(self) -> None:
         """The armed time has come."""
@@ -103,10 +106,3 @@ class Conductor:
         state = self.fleet.state
         waiting = len(state.requests) - sum(len(replica.in_flight) for replica in state.replicas.values())
         return RESERVE + PER_REQUEST * waiting
-
-    _wake_at: int | None = None
-
-    def _arm(self) -> None:
-        if self._wake_at != self._armed:
-            self._armed = self._wake_at
-            self._alarm(self._wake_at)

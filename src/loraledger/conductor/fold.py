@@ -10,6 +10,8 @@ way, believed slots) is plain data and part of each snapshot, so that a segment 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from loraledger import events as ev
@@ -44,6 +46,22 @@ class RowFold:
 
     def __init__(self, state: FoldState) -> None:
         self.state = state
+        self._waiting: dict[tuple[str, str | None], list[str]] = {}  # requests by the (replica, adapter) they wait for
+        for row in state.open.values():
+            if row.load_on is not None and row.load_end is None:
+                self._waiting.setdefault((row.load_on, row.adapter), []).append(row.id)
+        self._handlers: dict[type, Callable[..., None]] = {
+            ev.RequestArrived: self._arrived,
+            ev.RequestDispatched: self._dispatched,
+            ev.RequestFinished: self._finished,
+            ev.RequestCancelled: self._cancelled,
+            ev.AttemptFailed: self._attempt_failed,
+            ev.AdapterDeclared: self._declared,
+            ev.GatewayStarted: self._gateway_started,
+            **dict.fromkeys((ev.CommandDone, ev.CommandFailed), self._load_ended),
+            **dict.fromkeys((ev.ReplicaUp, ev.ReplicaDown, ev.ScrapeStarted, ev.ReplicaSampled), self._replica),
+            **dict.fromkeys((ev.TiersObserved, ev.StepsObserved, ev.ProbeLost, ev.EngineFinished), self._probed),
+        }
 
     def step(self, event: ev.Event, commands: list[ev.Command], changes: list[ev.ResidencyChange]) -> Emitted:
         """Take in one step of the kernel; returns the rows that are complete now."""
@@ -51,7 +69,9 @@ class RowFold:
         at = event.at
         if self.state.closing:
             self._expire(at, out)
-        self._before(event, out)
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(event, out)
         for change in changes:
             out.append(("residency", self._residency(at, change)))
         for command in commands:
@@ -67,6 +87,7 @@ class RowFold:
         ]
         self.state.closing.clear()
         self.state.open.clear()
+        self._waiting.clear()
         return rows
 
     def open_rows(self) -> Emitted:
@@ -76,77 +97,79 @@ class RowFold:
             ("requests", self._row(row, ev.Measured(), None, None, None, None)) for row in self.state.open.values()
         ]
 
-    def _before(self, event: ev.Event, out: Emitted) -> None:
-        match event:
-            case ev.RequestArrived():
-                arrived = event.at if event.received is None else event.received
-                self.state.open[event.request] = OpenRow(
-                    event.request,
-                    event.client_id,
-                    event.tenant,
-                    event.adapter,
-                    arrived,
-                    event.stream,
-                    event.path,
-                    event.prompt_tokens,
-                    digest=self._digest(event.adapter),
-                )
-            case ev.RequestDispatched():
-                row = self.state.open.get(event.request)
-                if row is not None and row.attempt == event.attempt:
-                    row.dispatched = event.at
-            case ev.RequestFinished():
-                self._close(event.at, event.request, event.measured, event.status, event.http_status, event.reason, out)
-            case ev.RequestCancelled():
-                self._close(event.at, event.request, event.measured, "client_gone", None, "client_gone", out)
-            case ev.AttemptFailed():
-                row = self.state.open.get(event.request)
-                if row is not None and row.attempt == event.attempt:
-                    self._leave(row)
-            case ev.CommandDone() | ev.CommandFailed():
-                self._load_ended(event.at, event.command)
-            case ev.ReplicaUp() | ev.ReplicaDown() | ev.ScrapeStarted() | ev.ReplicaSampled():
-                self._replica(event, out)
-            case ev.TiersObserved() | ev.StepsObserved() | ev.ProbeLost() | ev.EngineFinished():
-                self._probed(event, out)
-            case ev.AdapterDeclared():
-                self.state.digests[event.adapter.name] = event.adapter.digest
-            case ev.GatewayStarted():
-                out.extend(self.close_open())
-                self.state.config_digest, self.state.gateway_version = event.config_digest, event.version
-                self.state.loads.clear()
-                self.state.load_starts.clear()
-                for view in self.state.replicas.values():
-                    view.in_flight = view.at_mark = 0
-                    view.probed = False
-            case _:
-                pass
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _arrived(self, event: ev.RequestArrived, out: Emitted) -> None:
+        arrived = event.at if event.received is None else event.received
+        self.state.open[event.request] = OpenRow(
+            event.request,
+            event.client_id,
+            event.tenant,
+            event.adapter,
+            arrived,
+            event.stream,
+            event.path,
+            event.prompt_tokens,
+            digest=self._digest(event.adapter),
+        )
+
+    def _dispatched(self, event: ev.RequestDispatched, out: Emitted) -> None:
+        row = self.state.open.get(event.request)
+        if row is not None and row.attempt == event.attempt:
+            row.dispatched = event.at
+
+    def _finished(self, event: ev.RequestFinished, out: Emitted) -> None:
+        self._close(event.at, event.request, event.measured, event.status, event.http_status, event.reason, out)
+
+    def _cancelled(self, event: ev.RequestCancelled, out: Emitted) -> None:
+        self._close(event.at, event.request, event.measured, "client_gone", None, "client_gone", out)
+
+    def _attempt_failed(self, event: ev.AttemptFailed, out: Emitted) -> None:
+        row = self.state.open.get(event.request)
+        if row is not None and row.attempt == event.attempt:
+            self._leave(row)
+
+    def _declared(self, event: ev.AdapterDeclared, out: Emitted) -> None:
+        self.state.digests[event.adapter.name] = event.adapter.digest
+
+    def _gateway_started(self, event: ev.GatewayStarted, out: Emitted) -> None:
+        out.extend(self.close_open())
+        self.state.config_digest, self.state.gateway_version = event.config_digest, event.version
+        self.state.loads.clear()
+        self.state.load_starts.clear()
+        for view in self.state.replicas.values():
+            view.in_flight = view.at_mark = 0
+            view.probed = False
+
+    # --- commands -----------------------------------------------------------------------------------------------------
 
     def _command(self, at: int, command: ev.Command, out: Emitted) -> None:
+        state = self.state
         match command:
             case ev.Dispatch():
-                row = self.state.open[command.request]
+                row = state.open[command.request]
                 self._unqueue(row, at)
                 self._decided(at, row, command.decision, out)
                 row.replica, row.attempt, row.dispatched = command.replica, command.attempt, at
                 row.engine = None  # of an attempt that failed
                 row.digest = self._digest(row.adapter)
-                self.state.replicas.setdefault(command.replica, ReplicaView()).in_flight += 1
+                state.replicas.setdefault(command.replica, ReplicaView()).in_flight += 1
             case ev.Queue():
-                row = self.state.open[command.request]
+                row = state.open[command.request]
                 if command.reason == "loading" and command.decision is not None:
                     self._unqueue(row, at)
                     self._decided(at, row, command.decision, out)
                     row.load_on = command.decision.replica
-                    row.load_start = self.state.load_starts.get(f"{row.load_on} {row.adapter}", at)
+                    row.load_start = state.load_starts.get(f"{row.load_on} {row.adapter}", at)
                     row.load_end = None
+                    self._waiting.setdefault((row.load_on, row.adapter), []).append(row.id)
                 elif row.queue_since is None:
                     row.queue_since = at
             case ev.Reject():
                 self._close(at, command.request, ev.Measured(), command.status, command.http_status, command.code, out)
             case ev.Load():
-                self.state.loads[command.id] = (command.replica, command.adapter, at)
-                self.state.load_starts[f"{command.replica} {command.adapter}"] = at
+                state.loads[command.id] = (command.replica, command.adapter, at)
+                state.load_starts[f"{command.replica} {command.adapter}"] = at
             case _:
                 pass
 
@@ -171,15 +194,16 @@ class RowFold:
             self.state.replicas[row.replica].in_flight -= 1
             row.replica = None
 
-    def _load_ended(self, at: int, command: int) -> None:
-        found = self.state.loads.pop(command, None)
+    def _load_ended(self, event: ev.CommandDone | ev.CommandFailed, out: Emitted) -> None:
+        found = self.state.loads.pop(event.command, None)
         if found is None:
             return
         replica, adapter, start = found
         self.state.load_starts.pop(f"{replica} {adapter}", None)
-        for row in self.state.open.values():
-            if row.load_on == replica and row.adapter == adapter and row.load_end is None:
-                row.load_start, row.load_end = start, at
+        for request in self._waiting.pop((replica, adapter), ()):
+            row = self.state.open.get(request)
+            if row is not None and row.load_on == replica and row.load_end is None:
+                row.load_start, row.load_end = start, event.at
 
     def _close(
         self,
@@ -313,10 +337,12 @@ def decision_row(at: int, request: str, adapter: str | None, decision: ev.Decisi
         {
             "replica": c.replica,
             "tier": c.tier,
-            **{
-                f"{term}_s": getattr(c, term) / 1e9
-                for term in ("cost", "queue", "slot_wait", "prepare", "prefill", "externality")
-            },
+            "cost_s": c.cost / 1e9,
+            "queue_s": c.queue / 1e9,
+            "slot_wait_s": c.slot_wait / 1e9,
+            "prepare_s": c.prepare / 1e9,
+            "prefill_s": c.prefill / 1e9,
+            "externality_s": c.externality / 1e9,
         }
         for c in decision.candidates
     ]

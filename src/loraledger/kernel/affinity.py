@@ -19,17 +19,19 @@ decision; best-of-d already gives nearly all of the gain of looking at every one
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import ClassVar
 
 from loraledger.errors import ConfigError
 from loraledger.events import Candidate
-from loraledger.kernel.cost import candidate, load_floor
+from loraledger.kernel.cost import candidates, load_floor
 from loraledger.kernel.policy import Choice, Stability
 from loraledger.kernel.rendezvous import weight
 from loraledger.kernel.settings import MS, SECOND
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
 
 ALL, PREFERRED, SPREAD = 32, 12, 4
+_COST = attrgetter("cost")
 
 
 class BoundedAffinity:
@@ -79,44 +81,41 @@ class BoundedAffinity:
         if adapter is None:
             return self._choose_for_base(state, request, feasible)
         now, placed, factor = state.now, adapter.placed, self._externality
-        members: list[ReplicaState] = []
-        outsiders: list[ReplicaState] = []
-        for replica in feasible:
-            last = placed.get(replica.spec.name)
-            if last is not None and now - last < self._age:
-                members.append(replica)
-            elif self._may_grow(replica, now):
-                outsiders.append(replica)
-        inside = [candidate(state, replica, request, adapter, factor) for replica in members]
-        if inside and self._bound(min(inside, key=_cost)) <= load_floor(state, feasible[0], adapter):
-            outsiders = []
-        elif not inside and not outsiders:  # every churn budget is spent: better a load than no answer
-            outsiders = feasible
-        outside = [candidate(state, replica, request, adapter, factor) for replica in outsiders]
-        return self._pick(state, adapter, inside, outside, len(feasible))
+        oldest = now - self._age
+        fresh = [name for name, last in placed.items() if last > oldest]
+        members = [replica for replica in feasible if replica.spec.name in fresh] if fresh else []
+        inside = candidates(state, members, request, adapter, factor)
+        best_in = min(inside, key=_COST) if inside else None
+        outside: list[Candidate] = []
+        if best_in is None or self._bound(best_in) > load_floor(state, feasible[0], adapter):
+            outsiders = self._growable(feasible, fresh, now)
+            if best_in is None and not outsiders:  # every churn budget is spent: better a load than no answer
+                outsiders = feasible
+            outside = candidates(state, outsiders, request, adapter, factor)
+        return self._pick(state, adapter, best_in, inside, outside, len(feasible))
 
     def _pick(
         self,
         state: FleetState,
         adapter: AdapterState,
+        best_in: Candidate | None,
         inside: list[Candidate],
         outside: list[Candidate],
         considered: int,
     ) -> Choice:
-        if not inside:
-            first = self._nearest(state, adapter, outside)
+        if best_in is None:
+            first = self._nearest(state, adapter, outside, min(outside, key=_COST))
             return _choice(first, outside, "first placement", considered)
-        best_in = min(inside, key=_cost)
         if outside:
-            best_out = min(outside, key=_cost)
+            best_out = min(outside, key=_COST)
             if best_out.cost < self._bound(best_in):
-                chosen = self._nearest(state, adapter, outside)
+                chosen = self._nearest(state, adapter, outside, best_out)
                 reason = (
                     f"set grows: {best_in.replica} would cost {best_in.cost / SECOND:.3f} s, "
                     f"{chosen.replica} {chosen.cost / SECOND:.3f} s with its load"
                 )
                 return _choice(chosen, [*inside, *outside], reason, considered)
-        chosen = self._nearest(state, adapter, inside)
+        chosen = self._nearest(state, adapter, inside, best_in)
         return _choice(chosen, [*inside, *outside], f"affinity: {chosen.tier}", considered)
 
     def _bound(self, best_in: Candidate) -> int:
@@ -126,9 +125,10 @@ class BoundedAffinity:
     def _margin(self, cost: int) -> int:
         return max(self._tie, int(cost * self._tie_share))
 
-    def _nearest(self, state: FleetState, adapter: AdapterState, scored: list[Candidate]) -> Candidate:
-        """The cheapest; among near ties the one with the highest rendezvous weight."""
-        best = min(scored, key=_cost)
+    def _nearest(self, state: FleetState, adapter: AdapterState, scored: list[Candidate], best: Candidate) -> Candidate:
+        """The cheapest (``best``); among near ties the one with the highest rendezvous weight."""
+        if len(scored) == 1:
+            return best
         limit = best.cost + self._margin(best.cost)
         near = [c for c in scored if c.cost <= limit]
         if len(near) == 1:
@@ -136,25 +136,28 @@ class BoundedAffinity:
         seed, replicas = adapter.seed, state.replicas
         return max(near, key=lambda c: weight(seed, replicas[c.replica].seed))
 
-    def _may_grow(self, replica: ReplicaState, now: int) -> bool:
-        return now - replica.placements_since >= 60 * SECOND or replica.placements < self._budget
+    def _growable(self, feasible: list[ReplicaState], members: list[str], now: int) -> list[ReplicaState]:
+        """The others whose churn budget allows a placement."""
+        since, budget = now - 60 * SECOND, self._budget
+        return [
+            replica
+            for replica in feasible
+            if (replica.placements < budget or replica.placements_since <= since) and replica.spec.name not in members
+        ]
 
     def _choose_for_base(self, state: FleetState, request: RequestState, feasible: list[ReplicaState]) -> Choice:
-        scored = [candidate(state, replica, request, None, 0.0) for replica in feasible]
-        best = min(scored, key=_cost)
-        limit = best.cost + self._tie
+        scored = candidates(state, feasible, request, None, 0.0)
+        limit = min(scored, key=_COST).cost + self._tie
         near = [c for c in scored if c.cost <= limit]
         chosen = near[state.round_robin % len(near)]
         return _choice(chosen, scored, "least cost for the base model", len(feasible))
 
 
-def _cost(scored: Candidate) -> int:
-    return scored.cost
-
-
 def _choice(chosen: Candidate, scored: list[Candidate], reason: str, considered: int) -> Choice:
-    others = sorted((c for c in scored if c is not chosen), key=_cost)[:2]
-    return Choice((chosen, *others), reason, considered)
+    others = [c for c in scored if c is not chosen]
+    if len(others) > 1:
+        others.sort(key=_COST)
+    return Choice((chosen, *others[:2]), reason, considered)
 
 
 def check_params(name: str, params: Mapping[str, float], known: Mapping[str, float]) -> None:

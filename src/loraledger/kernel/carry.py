@@ -7,9 +7,10 @@ keeps its rates, its placement set, and what is held against it.
 
 from __future__ import annotations
 
+from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.loads import FOREVER, set_aside
 from loraledger.kernel.settings import FleetSettings
-from loraledger.kernel.state import FleetState, ReplicaState, fresh_state
+from loraledger.kernel.state import FleetState, ReplicaState
 
 
 def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
@@ -35,7 +36,8 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     for replica in new.replicas.values():
         for name in [n for n in replica.registrations if not _is_served(old, new, n)]:
             set_aside(replica, replica.registrations.pop(name))
-        for registration in replica.registrations.values():
+        for name, registration in replica.registrations.items():
+            new.adapters[name].barred |= registration.state in ("parked", "evicting")
             if registration.permanent:
                 registration.permanent, registration.retry_at = False, 0
     return new

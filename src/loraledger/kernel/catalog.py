@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from loraledger import events as ev
 from loraledger.kernel import failures, loads, replicas, routing
+from loraledger.kernel.fresh import declare, desire
 from loraledger.kernel.policy import Policy
-from loraledger.kernel.state import Turn, declare, desire
+from loraledger.kernel.state import Turn
 
 
 def declared(turn: Turn, policy: Policy, event: ev.AdapterDeclared) -> None:
@@ -20,9 +21,11 @@ def declared(turn: Turn, policy: Policy, event: ev.AdapterDeclared) -> None:
         known.spec = event.adapter
         desire(state, event.adapter)
         failures.unpark(known)
+        _unsettle(turn)
     else:
         waiters = [] if known is None else _withdraw(turn, name)
         declare(state, event.adapter)
+        _unsettle(turn)
         routing.settle_waiters(turn, policy, waiters)
     replicas.hold_desired(turn)
     routing.pump(turn, policy)
@@ -34,6 +37,7 @@ def retired(turn: Turn, policy: Policy, event: ev.AdapterRetired) -> None:
         waiters = _withdraw(turn, event.name)
         del turn.state.adapters[event.name]
         turn.state.desired.pop(event.name, None)
+        _unsettle(turn)
         routing.settle_waiters(turn, policy, waiters)
         routing.pump(turn, policy)
 
@@ -100,6 +104,12 @@ def _current(turn: Turn, command: int) -> tuple[str, str] | None:
     if registration is None or registration.command != command or registration.state not in ("loading", "evicting"):
         return None
     return found
+
+
+def _unsettle(turn: Turn) -> None:
+    """An adapter whose slot may be the next to go is another one now, or none."""
+    for replica in turn.state.replicas.values():
+        replica.standing = None
 
 
 def _withdraw(turn: Turn, name: str) -> list[str]:

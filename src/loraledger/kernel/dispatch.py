@@ -29,6 +29,7 @@ def send(
     replica.prefill_out += request.prompt
     replica.decode_out += request.expect
     replica.kv_own += request.prompt + request.expect
+    replica.reckon()
     model = turn.settings.base
     if adapter is not None:
         name = adapter.spec.name
@@ -54,6 +55,7 @@ def first_token(turn: Turn, request: RequestState) -> None:
         return
     request.phase = "streaming"
     replica = turn.state.replicas[request.replica]
+    replica.standing = None
     replica.prefill_out -= request.prompt
     replica.stall_out -= request.stall
     if request.adapter in replica.blocked:
@@ -71,6 +73,7 @@ def release(turn: Turn, request: RequestState) -> ReplicaState | None:
         replica.stall_out -= request.stall
     replica.decode_out -= request.expect
     replica.kv_own -= request.prompt + request.expect
+    replica.reckon()
     if request.adapter is not None:
         _release_adapter(turn, replica, request.adapter)
     request.phase = "held"
@@ -97,7 +100,8 @@ def _release_adapter(turn: Turn, replica: ReplicaState, name: str) -> None:
 
 def _running(replica: ReplicaState) -> list[str]:
     """Engine-side names in slots that requests in flight hold."""
-    return [name for name in replica.tiers.active if name.rpartition("@")[0] in replica.adapters]
+    in_flight = replica.adapters
+    return [name for name in replica.tiers.active if name.rpartition("@")[0] in in_flight]
 
 
 def _unblock(turn: Turn, replica: ReplicaState, name: str) -> None:

@@ -14,6 +14,8 @@ import msgspec
 
 PRIOR_WEIGHT = 3.0
 HALF_LIFE = 600 * 1_000_000_000
+FRESH = HALF_LIFE // 64
+"""What was seen has its full weight for this long: the power is not worth its time."""
 CLIP = 4.0
 MAX_WEIGHT = 50.0
 
@@ -40,22 +42,27 @@ class Estimate(msgspec.Struct, array_like=True):
 
     def value(self, now: int) -> float:
         """The figure to use at ``now``."""
-        if self.weight == 0.0:
+        weight, age = self.weight, now - self.at
+        if weight == 0.0:
             return self.prior
-        weight = self.weight * self._decay(now)
+        if age >= FRESH:
+            weight *= 0.5 ** (age / HALF_LIFE)
         return (self.prior * PRIOR_WEIGHT + self.mean * weight) / (PRIOR_WEIGHT + weight)
 
     def observe(self, value: float, now: int) -> None:
         """Take in one observation, clipped to within ``CLIP`` times the present value."""
-        current = self.value(now)
-        clipped = min(max(value, current / CLIP), current * CLIP)
-        weight = self.weight * self._decay(now)
-        self.mean = (self.mean * weight + clipped) / (weight + 1.0)
-        self.weight = min(weight + 1.0, MAX_WEIGHT)
+        prior, mean, weight, age = self.prior, self.mean, self.weight, now - self.at
+        current = prior
+        if weight:
+            if age >= FRESH:
+                weight *= 0.5 ** (age / HALF_LIFE)
+            current = (prior * PRIOR_WEIGHT + mean * weight) / (PRIOR_WEIGHT + weight)
+        if value < current / CLIP:
+            value = current / CLIP
+        elif value > current * CLIP:
+            value = current * CLIP
+        self.mean = mean = (mean * weight + value) / (weight + 1.0)
+        self.weight = weight = weight + 1.0 if weight + 1.0 < MAX_WEIGHT else MAX_WEIGHT
         self.at = now
         self.n += 1
-        self.current = self.value(now)
-
-    def _decay(self, now: int) -> float:
-        age = now - self.at
-        return 1.0 if age < HALF_LIFE // 64 else 0.5 ** (age / HALF_LIFE)
+        self.current = (prior * PRIOR_WEIGHT + mean * weight) / (PRIOR_WEIGHT + weight)

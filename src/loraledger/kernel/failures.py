@@ -181,6 +181,7 @@ def _doubt(turn: Turn, replica: ReplicaState, answered: bool) -> None:
         turn.commands.append(Check(replica.spec.name))
     replica.doubted = turn.now
     replica.shunned = replica.shunned or not answered
+    replica.reckon()
 
 
 def _forgotten(turn: Turn, replica: ReplicaState, request: RequestState) -> None:

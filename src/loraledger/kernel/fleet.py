@@ -14,10 +14,11 @@ import msgspec
 
 from loraledger import events as ev
 from loraledger.kernel import catalog, failures, loads, observing, replicas, requests, routing
+from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import FleetSettings
-from loraledger.kernel.state import FleetState, Turn, fresh_state
+from loraledger.kernel.state import FleetState, Turn
 
 _ENCODER = msgspec.msgpack.Encoder()
 """Dicts keep their order: it is the order of the queues and of the LRU lists."""
@@ -36,6 +37,8 @@ class Fleet:
         self.settings = settings
         self.policy = make_policy(settings)
         self.state = fresh_state(settings) if state is None else state
+        for replica in self.state.replicas.values():
+            replica.reckon()
         self._handlers: dict[type, Callable[..., None]] = _handlers()
 
     @classmethod
@@ -44,7 +47,9 @@ class Fleet:
         return cls(settings, _DECODER.decode(snapshot))
 
     def snapshot(self) -> bytes:
-        """The whole state as bytes."""
+        """The whole state as bytes, without what is only kept to save time."""
+        for replica in self.state.replicas.values():
+            replica.standing = None
         return _ENCODER.encode(self.state)
 
     def step(self, event: ev.Event) -> tuple[list[ev.Command], int | None]:
@@ -54,18 +59,21 @@ class Fleet:
 
     def step_with_changes(self, event: ev.Event) -> tuple[list[ev.Command], list[ev.ResidencyChange], int | None]:
         """As ``step``, with what changed in the residency accounts."""
-        state = self.state
+        state, policy = self.state, self.policy
+        timers = state.timers
         if event.at > state.now:
             state.now = event.at
-        turn = Turn(self.settings, state)
-        expired = bool(state.timers) and state.timers[0][0] <= state.now and requests.expire(turn)
-        self._handlers[type(event)](turn, self.policy, event)
+        turn = Turn(self.settings, state, state.now)
+        expired = bool(timers) and timers[0][0] <= turn.now and requests.expire(turn)
+        self._handlers[type(event)](turn, policy, event)
         if expired:
-            routing.pump(turn, self.policy)
-        timers = state.timers
-        while timers and timers[0][1] and timers[0][1] not in state.requests:
+            routing.pump(turn, policy)
+        while timers:
+            at, key = timers[0]
+            if not key or key in state.requests:
+                return turn.commands, turn.changes, at
             heappop(timers)
-        return turn.commands, turn.changes, timers[0][0] if timers else None
+        return turn.commands, turn.changes, None
 
 
 def _handlers() -> dict[type, Callable[..., None]]:
@@ -110,7 +118,9 @@ def _scrape_started(turn: Turn, policy: Policy, event: ev.ScrapeStarted) -> None
 
 
 def _drain(turn: Turn, policy: Policy, event: ev.DrainAsked) -> None:
-    turn.state.replicas[event.replica].draining = event.on
+    replica = turn.state.replicas[event.replica]
+    replica.draining = event.on
+    replica.reckon()
     replicas.hold_desired(turn)
     routing.pump(turn, policy)
 
@@ -139,6 +149,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         replica.own_at_mark = replica.kv_at_mark = replica.foreign = replica.foreign_kv = 0
         loads.lose(turn, replica, "gateway restarted")
         replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, "not contacted yet"
+        replica.reckon()
         replica.exit_suspects.clear()
         replica.accused.clear()
 

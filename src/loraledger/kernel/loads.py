@@ -31,6 +31,9 @@ def step(
     """Walk the residency table and note the change."""
     before = registration.step(trigger, turn.now)
     if before != registration.state:
+        adapter = turn.state.adapters.get(name)
+        if adapter is not None and registration.state in ("parked", "evicting"):
+            adapter.barred = True
         tier = tier_of(replica, registration)
         note(turn, replica, name, registration, before, tier, tier, cause, took)
 
@@ -51,6 +54,7 @@ def want(turn: Turn, replica: ReplicaState, name: str, waiter: str | None, cause
         start_next(turn, replica)
     if waiter is not None:
         registration.waiters[waiter] = None
+    replica.standing = None
 
 
 def start_next(turn: Turn, replica: ReplicaState) -> None:
@@ -65,7 +69,7 @@ def start_next(turn: Turn, replica: ReplicaState) -> None:
     registration.started = turn.now
     registration.command = turn.command_id(replica.spec.name, name)
     step(turn, replica, name, registration, "start", "load")
-    replica.loading = name
+    replica.loading, replica.standing = name, None
     turn.count("loads")
     turn.commands.append(Load(registration.command, replica.spec.name, name, registration.engine_name))
 
@@ -177,7 +181,7 @@ def lose(turn: Turn, replica: ReplicaState, cause: str) -> list[str]:
         registration.waiters = {}
         if name not in turn.state.adapters:
             set_aside(replica, replica.registrations.pop(name))
-    replica.loading = None
+    replica.loading = replica.standing = None
     replica.wanted.clear()
     return waiters
 
@@ -198,7 +202,7 @@ def _name_taken(replica: ReplicaState, registration: Registration) -> bool:
 
 
 def _end_load(turn: Turn, replica: ReplicaState, registration: Registration) -> list[str]:
-    replica.loading = None
+    replica.loading = replica.standing = None
     waiters = list(registration.waiters)
     registration.waiters = {}
     start_next(turn, replica)

@@ -50,7 +50,7 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
     for engine_name in _sent_since(turn, replica, replica.tiers.host, event.as_of):
         if replica.tiers.tier(engine_name) == "gpu":  # else it waits for a slot, or was pushed out of it again
             lists.use(engine_name)
-    replica.tiers = lists
+    replica.tiers, replica.standing = lists, None
     for name in list(replica.blocked):
         registration = replica.registrations.get(name)
         if registration is not None and registration.engine_name in lists.active:
@@ -78,6 +78,7 @@ def activated(turn: Turn, policy: Policy, event: ActivationObserved) -> None:
     if replica.observed is None and replica.tiers.tier(event.engine_name) != "gpu":
         turn.drift(replica, "residency")
         replica.tiers.use(event.engine_name)
+        replica.standing = None
     keep(replica.activity.activations, turn.now, event.took)
     replica.activity.activation_rate.add(1, turn.now)
     _note(turn, replica, event.engine_name, "host", "gpu", "activation", event.took)
@@ -91,6 +92,7 @@ def evicted(turn: Turn, policy: Policy, event: EvictionObserved) -> None:
         if event.engine_name in believed:
             turn.drift(replica, "residency")
         replica.tiers.drop(event.engine_name, event.tier)
+        replica.standing = None
     replica.activity.eviction_rate.add(1, turn.now)
     after: HitClass = "disk" if event.tier == "host" else "host"
     _note(turn, replica, event.engine_name, event.tier, after, f"evicted: {event.cause}", None)

@@ -28,6 +28,7 @@ def up(turn: Turn, policy: Policy, event: ReplicaUp) -> None:
     if restarted or now_start is None:
         _empty(replica)
     replica.up, replica.doubted, replica.shunned, replica.reason = True, 0, False, None
+    replica.reckon()
     replica.process_start = now_start
     replica.engine_version = event.engine_version or replica.engine_version
     replica.exit_suspects.clear()
@@ -49,6 +50,7 @@ def down(turn: Turn, policy: Policy, event: ReplicaDown) -> None:
     replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, event.reason
     replica.running = replica.waiting = replica.kv_usage = replica.observed = None
     replica.foreign = replica.foreign_kv = 0
+    replica.reckon()
     settle_waiters(turn, policy, loads.lose(turn, replica, event.reason))
     failures.settle_held(turn, policy, replica)
     hold_desired(turn)
@@ -59,6 +61,7 @@ def scrape_started(turn: Turn, replica: ReplicaState) -> None:
     """Remember what this gateway has in flight now: the sample that follows includes exactly that."""
     for figure in (replica.itl, replica.prefill_rate, replica.load_ratio):
         figure.refresh(turn.now)
+    replica.standing = None
     replica.mark = turn.now
     replica.own_at_mark = len(replica.in_flight)
     replica.kv_at_mark = replica.kv_own
@@ -81,6 +84,7 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
             used = int(event.kv_usage * replica.kv_tokens)
             # Blocks held by requests that ended are free again; only what exceeds our own is somebody else's.
             replica.foreign_kv = max(0, used - replica.kv_at_mark) if replica.foreign else 0
+    replica.reckon()
     if event.registered is not None:
         settle_waiters(turn, policy, reconcile(turn, replica, event.registered, event.scrape_start, first=False))
         hold_desired(turn)
@@ -88,6 +92,7 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
         cleared = event.scrape_start - failures.DOUBT
         if replica.doubted <= cleared:
             replica.doubted, replica.shunned = 0, False
+            replica.reckon()
             replica.exit_suspects.clear()
         # Each by its own failure: where attempts go on failing, the doubt never ends.
         failures.settle_held(turn, policy, replica, cleared)
@@ -201,6 +206,7 @@ def _seen(
         registration.known = replica.observed is not None or engine_name in replica.tiers.host
     registration.generation, registration.engine_name = max(generation, registration.generation), engine_name
     replica.wanted.pop(name, None)
+    replica.standing = None
     loads.step(turn, replica, name, registration, "seen", "listed")
     adapter: AdapterState = turn.state.adapters[name]
     adapter.placed.setdefault(replica.spec.name, turn.now)

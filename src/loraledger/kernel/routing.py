@@ -12,31 +12,29 @@ from loraledger.kernel import loads, queues
 from loraledger.kernel.cost import needs_verifying
 from loraledger.kernel.dispatch import send
 from loraledger.kernel.policy import Policy
-from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState, Turn
 
 
 def feasible_for(
     state: FleetState, policy: Policy, request: RequestState, adapter: AdapterState | None
 ) -> list[ReplicaState]:
     """Replicas that may take this request now: of the policy's pool, or of the whole fleet if none of those may."""
-    found = [replica for replica in policy.pool(state, adapter) if fits(replica, request, adapter, state.now)]
+    need, pool = request.prompt + request.expect, policy.pool(state, adapter)
+    if adapter is None or (not adapter.barred and adapter.spec.rank <= state.rank_everywhere):
+        found = [replica for replica in pool if replica.room >= need]
+    else:
+        found = [replica for replica in pool if fits(replica, request, adapter, state.now)]
     return found or [replica for replica in state.replicas.values() if fits(replica, request, adapter, state.now)]
 
 
 def has_seat(replica: ReplicaState) -> bool:
     """Whether ``replica`` is in routing and may take one more request."""
-    if not replica.up or replica.draining or replica.shunned:
-        return False
-    return len(replica.in_flight) + replica.foreign < replica.spec.max_in_flight
+    return replica.room != NO_SEAT
 
 
 def fits(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
     """Whether ``replica`` may take this request: it is in routing, has a seat and KV for it, and may use the adapter."""
-    if not has_seat(replica):
-        return False
-    seats = len(replica.in_flight) + replica.foreign
-    need, capacity = request.prompt + request.expect, replica.kv_tokens
-    if capacity is not None and seats and replica.kv_own + replica.foreign_kv + need > capacity:
+    if replica.room < request.prompt + request.expect:
         return False
     if adapter is None:
         return True

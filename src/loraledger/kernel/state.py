@@ -14,12 +14,14 @@ import msgspec
 from loraledger.events import AdapterSpec, Command, Decision, FloorObserved, ResidencyChange
 from loraledger.kernel.estimates import Estimate
 from loraledger.kernel.observed import Activity, Observed
-from loraledger.kernel.rendezvous import seed_of
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
+from loraledger.kernel.shares import Shares
 from loraledger.tiers import EngineTiers
 
 Phase = Literal["queued", "loading", "sent", "streaming", "held"]
+NO_SEAT = -(1 << 62)
+UNLIMITED = 1 << 62
 
 
 class RequestState(msgspec.Struct):
@@ -47,6 +49,12 @@ class RequestState(msgspec.Struct):
     failed_at: int = 0
     failure: tuple[str, int | None, str] | None = None
     """Status, HTTP status and reason of the attempt that failed."""
+
+
+Standing = tuple[int, int, int, "AdapterState | None", int]
+"""What every request finds at one replica until something happens there, durations in ns: the engine's queue; the wait for a slot
+of an adapter that is not in flight there; how many requests a load delays; whose slot goes next (``None`` where one is free or only
+a load under way will fill it); what bringing that one back takes (0 where a slot is free). See ``cost.stand``."""
 
 
 class ReplicaState(msgspec.Struct):
@@ -84,6 +92,9 @@ class ReplicaState(msgspec.Struct):
     """Expected time that the engine will be held by loads and activations of requests that were sent, ns."""
     kv_own: int = 0
     """KV tokens that the requests in flight may come to hold."""
+    room: int = NO_SEAT
+    """KV tokens that one more request may come to hold; ``NO_SEAT`` if none may come. Kept, because it changes on one replica
+    at a time and is asked of all of them for each request: 16 replicas cost 8 of the kernel's 40 us when it was worked out."""
     own_at_mark: int = 0
     kv_at_mark: int = 0
     mark: int = 0
@@ -111,6 +122,20 @@ class ReplicaState(msgspec.Struct):
     """What its memory was divided into, by the probe."""
     activity: Activity = msgspec.field(default_factory=Activity)
 
+    standing: Standing | None = None
+    """Kept as long as nothing happens there that it rests on."""
+
+    def reckon(self) -> None:
+        """Work ``room`` out again: after each change of routing, seats or KV."""
+        self.standing = None
+        seats = len(self.in_flight) + self.foreign
+        if not self.up or self.draining or self.shunned or seats >= self.spec.max_in_flight:
+            self.room = NO_SEAT
+        elif self.kv_tokens is None or not seats:
+            self.room = UNLIMITED
+        else:
+            self.room = self.kv_tokens - self.kv_own - self.foreign_kv
+
 
 class AdapterState(msgspec.Struct):
     """One adapter fleet-wide. ``placed``: replicas it is routed to without a new load, and when it last was."""
@@ -128,6 +153,8 @@ class AdapterState(msgspec.Struct):
     strikes: int = 0
     parked_until: int = 0
     parked_reason: str | None = None
+    barred: bool = True
+    """A replica may have parked it or be forgetting its name: only then are their registrations looked at."""
 
 
 class TenantState(msgspec.Struct):
@@ -164,20 +191,21 @@ class FleetState(msgspec.Struct):
     retries: float = 0.0
     round_robin: int = 0
     least_load_ratio: float = 0.5
+    rank_everywhere: int = 0
+    """The largest rank that every replica takes."""
     counters: dict[str, int] = {}
+    shares: Shares | None = None
+    """Copies by share of the load: of the one policy that keeps some."""
 
 
-class Turn:
+class Turn(msgspec.Struct):
     """One step in the making: the state, the time, and what the step has decided so far."""
 
-    __slots__ = ("changes", "commands", "now", "settings", "state")
-
-    def __init__(self, settings: FleetSettings, state: FleetState) -> None:
-        self.settings = settings
-        self.state = state
-        self.now = state.now
-        self.commands: list[Command] = []
-        self.changes: list[ResidencyChange] = []
+    settings: FleetSettings
+    state: FleetState
+    now: int
+    commands: list[Command] = []
+    changes: list[ResidencyChange] = []
 
     def count(self, name: str) -> None:
         """Add one to a named counter."""
@@ -201,44 +229,3 @@ class Turn:
         self.state.next_command = number + 1
         self.state.commands[number] = (replica, adapter)
         return number
-
-
-def fresh_state(settings: FleetSettings) -> FleetState:
-    """The state of a kernel that has seen nothing yet."""
-    state = FleetState(
-        replicas={
-            spec.name: ReplicaState(
-                spec=spec,
-                tiers=EngineTiers(spec.slots, max(spec.host_entries, spec.slots)),
-                itl=Estimate(float(spec.itl)),
-                prefill_rate=Estimate(float(spec.prefill_tokens_per_s)),
-                load_ratio=Estimate(1.0),
-                seed=seed_of(spec.name),
-                kv_tokens=spec.kv_tokens,
-            )
-            for spec in settings.replicas
-        },
-        adapters={},
-        tenants={spec.name: TenantState(spec) for spec in settings.tenants},
-        output=Estimate(128.0),
-        retries=float(settings.limits.retry_burst),
-    )
-    for spec in settings.adapters:
-        declare(state, spec)
-    return state
-
-
-def declare(state: FleetState, spec: AdapterSpec) -> AdapterState:
-    """Put an adapter into the catalog, or give it its new files; a new digest clears what was held against the old one."""
-    adapter = AdapterState(spec, Estimate(state.output.value(state.now)), seed_of(spec.name))
-    state.adapters[spec.name] = adapter
-    desire(state, spec)
-    return adapter
-
-
-def desire(state: FleetState, spec: AdapterSpec) -> None:
-    """Note whether some replicas should hold this adapter at all times."""
-    if spec.replicas:
-        state.desired[spec.name] = None
-    else:
-        state.desired.pop(spec.name, None)

@@ -6,7 +6,7 @@ tokens are a multiple of the block size, so a histogram of block phases, read at
 sequence that joins knows the number of the step in which it ends. Only joining and leaving touch a single sequence.
 
 So while nothing else happens, many steps are one: ``k`` steps that begin with ``c`` and grow by ``g`` each take
-``k c + g k (k - 1) / 2``. ``horizon`` says how many that is, ``skip`` makes them, ``steps_to`` inverts the sum.
+``k c + g k (k - 1) / 2``. ``horizon`` says how many that is, ``done`` makes them, ``steps_to`` inverts the sum.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from loraledger.twin.requests import Request
 class Decodes:
     """The decoding sequences of one replica, in the order in which they joined. ``step`` is the next step's number."""
 
-    __slots__ = ("_block_size", "_endings", "_ends", "_phases", "kv_tokens", "running", "step")
+    __slots__ = ("_block_size", "_endings", "_ends", "_phases", "_torn", "kv_tokens", "running", "step")
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._phases = [0] * block_size
         self._endings: dict[int, list[Request]] = {}
         self._ends: list[int] = []  # a heap of the keys of _endings
+        self._torn = False  # whether a sequence ever left before its end, and so may stand in _endings in vain
         self.running: dict[str, Request] = {}
         self.kv_tokens = 0
         self.step = 0
@@ -36,26 +37,31 @@ class Decodes:
 
     def join(self, request: Request) -> None:
         """``request`` has its prompt computed and a token out; from the next step on it decodes."""
+        step, computed = self.step, request.computed
         request.state = "decoding"
-        request.base = request.computed - self.step
-        request.finish_step = self.step + request.output - request.generated - 1
+        request.base = base = computed - step
+        request.finish_step = end = step + request.output - request.generated - 1
         self.running[request.id] = request
-        self.kv_tokens += request.computed
-        self._phases[-request.base % self._block_size] += 1
-        ending = self._endings.get(request.finish_step)
+        self.kv_tokens += computed
+        self._phases[-base % self._block_size] += 1
+        ending = self._endings.get(end)
         if ending is None:
-            self._endings[request.finish_step] = [request]
-            heappush(self._ends, request.finish_step)
+            self._endings[end] = [request]
+            heappush(self._ends, end)
         else:
             ending.append(request)
 
     def leave(self, request: Request) -> None:
         """``request`` stops between steps; its ``computed`` and ``generated`` are true again."""
-        request.computed = request.base + self.step
-        request.generated = request.output - (request.finish_step - self.step + 1)
+        step, base = self.step, request.base
+        request.computed = computed = base + step
+        left = request.finish_step - step + 1
+        if left:
+            self._torn = True
+        request.generated = request.output - left
         del self.running[request.id]
-        self.kv_tokens -= request.computed
-        self._phases[-request.base % self._block_size] -= 1
+        self.kv_tokens -= computed
+        self._phases[-base % self._block_size] -= 1
 
     def new_blocks(self) -> int:
         """How many sequences need another KV block in the next step."""
@@ -78,8 +84,9 @@ class Decodes:
     def horizon(self, free: int) -> int:
         """Steps until one ends a sequence (which is counted), or would need a block beyond ``free``, the next step's aside."""
         count, size = len(self.running), self._block_size
-        steps = self._ends[0] - self.step + 1
-        if count * ((steps - 1) // size + 1) <= free:
+        further = self._ends[0] - self.step
+        steps = further + 1
+        if count * (further // size + 1) <= free:
             return steps
         cycles, free = divmod(free, count)
         fit = 1 + cycles * size
@@ -90,30 +97,26 @@ class Decodes:
             fit += 1
         return min(fit, steps)
 
-    def skip(self, steps: int) -> None:
-        """``steps`` steps are over in which nothing ended."""
-        self.step += steps
-        self.kv_tokens += steps * len(self.running)
-
     def last(self) -> Request:
         """The sequence that joined last: the first to be preempted."""
         return next(reversed(self.running.values()))
 
-    def done(self) -> list[Request]:
-        """One step is over: the sequences that generated their last token in it, in running order. They have not left yet.
+    def done(self, steps: int) -> list[Request]:
+        """``steps`` steps are over, of which only the last one may have ended sequences: those, in running order.
 
-        A preempted sequence left its old entry behind; it joins again with a later ending.
+        They have not left yet. A preempted sequence left its old entry behind; it joins again with a later ending.
         """
-        step = self.step
-        self.kv_tokens += len(self.running)
-        self.step += 1
+        running = self.running
+        self.kv_tokens += steps * len(running)
+        self.step += steps
+        step = self.step - 1
         ending = self._endings.pop(step, None)
         if ending is None:
             return []
         heappop(self._ends)
-        return [
-            request for request in ending if request.finish_step == step and self.running.get(request.id) is request
-        ]
+        if not self._torn:
+            return ending
+        return [request for request in ending if request.finish_step == step and running.get(request.id) is request]
 
 
 def elapsed(steps: int, first: int, growth: int) -> int:
@@ -129,6 +132,6 @@ def steps_to(time: int, first: int, growth: int) -> int:
         return -(-time // first)
     lean = 2 * first - growth
     steps = max(1, (isqrt(lean * lean + 8 * growth * time) - lean) // (2 * growth))
-    while elapsed(steps, first, growth) < time:
+    while steps * first + growth * (steps * (steps - 1) // 2) < time:
         steps += 1
     return steps

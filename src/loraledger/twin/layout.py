@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from typing import ClassVar
 
 from loraledger.events import Tier
 from loraledger.twin.decodes import Decodes
@@ -33,6 +34,7 @@ class Layout(ABC):
         self._every_token = every_token
         self._decodes = Decodes(block_size)
         self._costs = [profile.decode_ps(count) for count in range(profile.max_seqs + 1)]
+        self._by_count = [profile.adapters_ps(count, ()) for count in range(profile.max_seqs + 1)]
         self._completing: list[Request] = []  # prompts that will be complete when the step in flight ends
         self._joined: list[Adapter] = []  # of the batch, since the last step began
         self._left: list[tuple[int, Adapter]] = []  # with the numbers under which they had joined
@@ -70,6 +72,9 @@ class Layout(ABC):
     def refuses(self, prompt: int, output: int, adapter: Adapter | None) -> bool:
         """Whether a request of these tokens can never run, even alone."""
 
+    weighs_adapters: ClassVar[bool] = False
+    """Whether ``refuses`` asks which adapter it is."""
+
     @abstractmethod
     def rejects(self, adapter: Adapter) -> bool:
         """Whether ``adapter`` has more bytes than there is a place for."""
@@ -98,22 +103,26 @@ class Layout(ABC):
     def _free(self, request: Request) -> None:
         """``request`` leaves the batch: its memory is free."""
 
+    def _ran(self, further: int) -> None:  # noqa: B027 - most layouts have nothing to take
+        """The run that is over had ``further`` steps after its first one: take what they used beyond it."""
+
     def _adapters_cost(self, adapters: Collection[Adapter]) -> int:
         """What these adapters add to a step. Their ranks are only looked at if they count."""
-        ranks = [adapter.rank for adapter in adapters] if self._profile.rank_step_ps else ()
-        return self._profile.adapters_ps(len(adapters), ranks)
+        profile = self._profile
+        if profile.rank_step_ps:
+            return profile.adapters_ps(len(adapters), [adapter.rank for adapter in adapters])
+        return self._by_count[len(adapters)]
 
     # --- a run ends ---------------------------------------------------------------------------------------------------
 
     def complete(self, end: int, out: list[TwinEvent]) -> list[Request]:
         """The run in flight is over: its tokens go to ``out``. Returns the requests that are over with it."""
-        decodes, every_token = self._decodes, self._every_token
-        if every_token:
-            for request in decodes.running.values():
-                if not request.ended:
-                    left = request.finish_step - decodes.step
-                    out.append(TokenOut(end, request.id, request.output - left, False, left == 0))
-        over = decodes.done()
+        decodes, steps, every_token = self._decodes, self.steps, self._every_token
+        if steps > 1:
+            self._ran(steps - 1)
+        elif every_token:
+            self._tokens(end, out)
+        over = decodes.done(steps)
         for request in over:
             if not every_token and not request.ended:
                 out.append(TokenOut(end, request.id, request.output, False, True))
@@ -125,14 +134,22 @@ class Layout(ABC):
             self._leave_batch(request)
         return over
 
+    def _tokens(self, end: int, out: list[TwinEvent]) -> None:
+        """The step in flight, which is the only one of its run, gives each decoding sequence a token."""
+        step = self._decodes.step
+        for request in self._decodes.running.values():
+            if not request.ended:
+                left = request.finish_step - step
+                out.append(TokenOut(end, request.id, request.output - left, False, left == 0))
+
     def _first_tokens(self, end: int, out: list[TwinEvent]) -> list[Request]:
         """Prompts that are complete give a token and then decode; returns those that end with it."""
         over = []
         for request in self._completing:
-            request.generated += 1
-            first, last = request.generated == 1, request.generated == request.output
-            if not request.ended and (self._every_token or first or last):
-                out.append(TokenOut(end, request.id, request.generated, first, last))
+            request.generated = generated = request.generated + 1
+            first, last = generated == 1, generated == request.output
+            if not request.ended and (first or last or self._every_token):
+                out.append(TokenOut(end, request.id, generated, first, last))
             if last:
                 over.append(request)
             else:

@@ -65,7 +65,7 @@ class ReplicaTwin:
         self._generations: dict[str, int] = {}
         self._requests: dict[str, Request] = {}  # open, as the caller sees it
         self._in_flight: dict[str, int] = {}
-        self._inbox: deque[tuple[int, Callable[[], None]]] = deque()
+        self._inbox: deque[tuple[int, Request | Callable[[], None]]] = deque()  # an arrival, or another call
         self._out: list[TwinEvent] = []
         self._early: list[TwinEvent] = []  # said at the call itself, out of order with what is in flight
         self._given_ps = 0
@@ -79,21 +79,24 @@ class ReplicaTwin:
 
     def submit(self, at: int, request: TwinRequest) -> None:
         """A request arrives. Raises ``ValueError`` for an id that is still open or a token count below 1."""
-        self._check_time(at)
-        if request.prompt_tokens < 1 or request.output_tokens < 1:
-            raise ValueError(f"request {request.id}: prompt_tokens and output_tokens must be at least 1")
-        if request.id in self._requests:
-            raise ValueError(f"request {request.id} is still open: ids must be unique")
+        if at < self._given_ps:
+            self._check_time(at)
+        self._given_ps = at
+        key, prompt, output = request.id, request.prompt_tokens, request.output_tokens
+        if prompt < 1 or output < 1:
+            raise ValueError(f"request {key}: prompt_tokens and output_tokens must be at least 1")
+        if key in self._requests:
+            raise ValueError(f"request {key} is still open: ids must be unique")
         if self.dead:
-            self._early.append(Rejected(at, request.id, "engine_dead"))
-        elif self._layout.refuses(request.prompt_tokens, request.output_tokens, None):
-            self._early.append(Rejected(at, request.id, "too_long"))
+            self._early.append(Rejected(at, key, "engine_dead"))
+        elif self._layout.refuses(prompt, output, None):
+            self._early.append(Rejected(at, key, "too_long"))
         else:
-            mine = Request(request.id, request.adapter, request.prompt_tokens, request.output_tokens)
+            mine = Request(key, request.adapter, prompt, output, prompt)
             if request.prefix:
                 mine.prefix = request.prefix
-            self._requests[mine.id] = mine
-            self._put(at, partial(self._arrive, at, mine))
+            self._requests[key] = mine
+            self._put(at, mine)
 
     def cancel(self, at: int, request_id: str) -> bool:
         """The caller gives up; no event follows for this request. ``False``: it was not open.
@@ -127,12 +130,16 @@ class ReplicaTwin:
     # --- what it does -------------------------------------------------------------------------------------------------
 
     def next_at(self) -> int | None:
-        """When something next happens inside if nothing comes in; ``None``: never."""
+        """When to look again if nothing comes in: something ends or begins then; ``None``: never.
+
+        What moves at the beginning of a step or in a load call is told with its end at the latest: to look at each movement too
+        would be 1.3 looks a request more where every other request misses the slots.
+        """
         if self._early:
             return self._early[0].at
-        if self._out:
-            return self._out[0].at
-        return self._end_ps if self._end_ps is not None else self._next_start()
+        if self._end_ps is not None:
+            return self._end_ps
+        return self._out[0].at if self._out else self._next_start()
 
     def advance(self, to: int) -> list[TwinEvent]:
         """Let time pass up to and including ``to``: what happened, in order of time."""
@@ -140,19 +147,18 @@ class ReplicaTwin:
             self._check_time(to)
         self._given_ps = to
         while True:
-            end = self._end_ps
-            if end is not None:
-                if end > to:
-                    break
-                self._finish(end)
-                self._begin(end)
-            else:
-                start = self._next_start()
-                if start is None or start > to:
-                    break
-                self._begin(start)
+            at = self._end_ps
+            if at is None:
+                at = self._next_start()
+            if at is None or at > to:
+                break
+            self._pass(at)
         self._seen_ps = to
-        return self._take_out(to)
+        out = self._out
+        if self._early or (out and out[-1].at > to):
+            return self._take_out(to)
+        self._out = []
+        return out
 
     def sample(self, at: int) -> TwinSample:
         """What a scrape of the engine's metrics at ``at`` would say. Advance to ``at`` first."""
@@ -201,22 +207,29 @@ class ReplicaTwin:
             out += self._early
             out.sort(key=_AT)
             self._early = []
-        if not out or out[-1].at <= to:
-            self._out = []
-            return out
         cut = bisect_right(out, to, key=_AT)
         self._out = out[cut:]
         return out[:cut]
 
-    def _begin(self, now: int) -> None:
-        """A boundary: what came in takes effect, then a step begins unless a load holds the engine."""
+    def _pass(self, now: int) -> None:
+        """A boundary: what was in flight is over, what came in takes effect, a step begins unless a load holds the engine."""
+        layout, inbox = self._layout, self._inbox
         self._now_ps = now
-        inbox = self._inbox
+        if self._end_ps is not None:
+            self._end_ps = None
+            if self._loading is not None:
+                self._loaded(now, *self._loading)
+            else:
+                for request in layout.complete(now, self._out):
+                    self._over(request)
         while inbox and inbox[0][0] <= now:
-            inbox.popleft()[1]()
+            at, call = inbox.popleft()
+            if isinstance(call, Request):
+                self._arrive(at, call)
+                continue
+            call()
             if self._end_ps is not None:
                 return
-        layout = self._layout
         if not layout.busy or self.dead:
             return
         start = layout.begin(now, self._out)
@@ -224,48 +237,43 @@ class ReplicaTwin:
             for request in layout.given_up:
                 self._over(request)
             layout.given_up.clear()
+        steps = layout.steps
         if layout.missing is not None:
             self._die(start, layout.missing)
-        elif layout.steps:
+        elif steps:
             self._start_ps = start
-            if layout.steps == 1:
+            if steps == 1:
                 self._end_ps = start + layout.first_ps
             else:
-                self._end_ps = start + elapsed(layout.steps, layout.first_ps, layout.growth_ps)
+                self._end_ps = start + elapsed(steps, layout.first_ps, layout.growth_ps)
                 if inbox:
                     self._cut(inbox[0][0])
 
-    def _put(self, at: int, call: Callable[[], None]) -> None:
+    def _put(self, at: int, call: Request | Callable[[], None]) -> None:
         """``call`` takes effect at the next boundary between steps that is not before ``at``."""
         self._inbox.append((at, call))
         end = self._end_ps
-        if end is not None and self._loading is None and self._layout.steps > 1 and end > at:
+        if end is not None and end > at and self._layout.steps > 1 and self._loading is None:
             self._cut(at)
 
     def _cut(self, at: int) -> None:
         """The run in flight ends at its first boundary that is not before ``at`` and has not been passed yet."""
-        layout = self._layout
-        time = max(at, self._seen_ps + 1) - self._start_ps
-        steps = steps_to(time, layout.first_ps, layout.growth_ps)
+        layout, start = self._layout, self._start_ps
+        first, growth = layout.first_ps, layout.growth_ps
+        steps = steps_to((at if at > self._seen_ps else self._seen_ps + 1) - start, first, growth)
         if steps < layout.steps:
             layout.steps = steps
-            self._end_ps = self._start_ps + elapsed(steps, layout.first_ps, layout.growth_ps)
+            self._end_ps = start + elapsed(steps, first, growth)
 
-    def _finish(self, end: int) -> None:
-        self._now_ps = end
-        self._end_ps = None
-        if self._loading is not None:
-            adapter, took = self._loading
-            self._loading = None
-            adapter.ready_ps = end
-            self._registered[adapter.name] = adapter
-            self._out.append(LoadDone(end, adapter.name, took))
-            return
-        for request in self._layout.complete(end, self._out):
-            self._over(request)
+    def _loaded(self, end: int, adapter: Adapter, took: int) -> None:
+        self._loading = None
+        adapter.ready_ps = end
+        self._registered[adapter.name] = adapter
+        self._out.append(LoadDone(end, adapter.name, took))
 
     def _over(self, request: Request) -> None:
-        self._land(request)
+        if request.adapter_name is not None:
+            self._land(request.adapter_name)
         if not request.ended:
             request.ended = True
             del self._requests[request.id]
@@ -277,28 +285,26 @@ class ReplicaTwin:
             return
         name = request.adapter_name
         if name is not None:
-            adapter = self._registered.get(name)
+            adapter, in_flight = self._registered.get(name), self._in_flight
             if adapter is None or adapter.ready_ps > at:
                 del self._requests[request.id]
                 self._out.append(Rejected(self._now_ps, request.id, "unknown_adapter"))
                 return
-            if self._layout.refuses(request.prompt, request.output, adapter):
+            layout = self._layout
+            if layout.weighs_adapters and layout.refuses(request.prompt, request.output, adapter):
                 del self._requests[request.id]
                 self._out.append(Rejected(self._now_ps, request.id, "too_long"))
                 return
             request.adapter = adapter
-            self._in_flight[name] = self._in_flight.get(name, 0) + 1
+            in_flight[name] = in_flight.get(name, 0) + 1
         self._layout.add(at, request)
 
     def _drop(self, request: Request) -> None:
-        if not self.dead and self._layout.drop(request, self._now_ps, self._out):
-            self._land(request)
+        if not self.dead and self._layout.drop(request, self._now_ps, self._out) and request.adapter_name is not None:
+            self._land(request.adapter_name)
 
-    def _land(self, request: Request) -> None:
-        """``request`` no longer keeps its adapter in flight."""
-        name = request.adapter_name
-        if name is None:
-            return
+    def _land(self, name: str) -> None:
+        """One request less keeps this adapter in flight."""
         users = self._in_flight[name] - 1
         if users:
             self._in_flight[name] = users

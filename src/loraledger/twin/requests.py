@@ -16,28 +16,27 @@ from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Literal
 
+import msgspec
+
 BlockKey = tuple[str | None, int, int]
 State = Literal["arriving", "waiting", "prefilling", "decoding", "over"]
 
 
-class Adapter:
+class Adapter(msgspec.Struct, eq=False, gc=False):
     """A registered adapter. ``key`` is its entry in the tiers: a name registered again is another entry.
 
     ``joined`` is the number under which it last joined the batch: the order in which a step uses adapters.
     """
 
-    __slots__ = ("joined", "key", "name", "rank", "ready_ps", "size")
-
-    def __init__(self, key: str, name: str, size: int, rank: int) -> None:
-        self.key = key
-        self.name = name
-        self.size = size
-        self.rank = rank
-        self.ready_ps = 0
-        self.joined = 0
+    key: str
+    name: str
+    size: int
+    rank: int
+    ready_ps: int = 0
+    joined: int = 0
 
 
-class Request:
+class Request(msgspec.Struct, eq=False, gc=False):
     """A request inside the twin. ``need``: tokens to compute before its next token; ``computed``: those with KV so far.
 
     While it decodes, ``base`` and ``finish_step`` stand for ``computed`` and ``generated``, which then change at every step.
@@ -46,40 +45,21 @@ class Request:
     request shares through the prefix cache.
     """
 
-    __slots__ = (
-        "adapter",
-        "adapter_name",
-        "base",
-        "computed",
-        "ended",
-        "finish_step",
-        "generated",
-        "held",
-        "id",
-        "need",
-        "output",
-        "prefix",
-        "prompt",
-        "seq",
-        "state",
-    )
-
-    def __init__(self, request_id: str, adapter_name: str | None, prompt: int, output: int) -> None:
-        self.id = request_id
-        self.adapter_name = adapter_name
-        self.adapter: Adapter | None = None
-        self.prompt = prompt
-        self.output = output
-        self.generated = 0
-        self.need = prompt
-        self.computed = 0
-        self.seq = 0
-        self.base = 0
-        self.finish_step = 0
-        self.prefix: tuple[int, ...] = ()
-        self.held: list[BlockKey] = []
-        self.ended = False
-        self.state: State = "arriving"
+    id: str
+    adapter_name: str | None
+    prompt: int
+    output: int
+    need: int
+    adapter: Adapter | None = None
+    generated: int = 0
+    computed: int = 0
+    seq: int = 0
+    base: int = 0
+    finish_step: int = 0
+    prefix: tuple[int, ...] = ()
+    held: list[BlockKey] = []
+    ended: bool = False
+    state: State = "arriving"
 
 
 class WaitingLine:
@@ -96,24 +76,20 @@ class WaitingLine:
 
     def push(self, request: Request) -> None:
         """Last in line."""
-        self._back += 1
-        request.seq = self._back
-        self._join(request)
-        self._line(request.adapter).append(request)
+        self._back = request.seq = self._back + 1
+        self._join(request).append(request)
 
     def push_front(self, request: Request) -> None:
         """First in line: where a preempted request goes."""
-        self._front -= 1
-        request.seq = self._front
-        self._join(request)
-        self._line(request.adapter).appendleft(request)
+        self._front = request.seq = self._front - 1
+        self._join(request).appendleft(request)
 
-    def _join(self, request: Request) -> None:
+    def _join(self, request: Request) -> deque[Request]:
+        """The line that ``request`` joins."""
+        adapter = request.adapter
         request.state = "waiting"
         self.count += 1
-        heappush(self._heads, (request.seq, request.adapter))
-
-    def _line(self, adapter: Adapter | None) -> deque[Request]:
+        heappush(self._heads, (request.seq, adapter))
         line = self._lines.get(adapter)
         if line is None:
             line = self._lines[adapter] = deque()
@@ -124,8 +100,9 @@ class WaitingLine:
         if not full:
             heads = self._heads
             while heads:
-                head = self._head(heads[0][1])
-                if head is not None and head.seq == heads[0][0]:
+                seq, adapter = heads[0]
+                head = self._head(adapter)
+                if head is not None and head.seq == seq:
                     return head
                 heappop(heads)
             return None
@@ -140,29 +117,32 @@ class WaitingLine:
         line = self._lines.get(adapter)
         if line is None:
             return None
-        while line and line[0].state != "waiting":
+        while line:
+            head = line[0]
+            if head.state == "waiting":
+                return head
             line.popleft()
-        if not line:
-            del self._lines[adapter]
-            return None
-        return line[0]
+        del self._lines[adapter]
+        return None
 
     def take(self, request: Request) -> None:
         """Remove ``request``, which ``first`` returned."""
         self._lines[request.adapter].popleft()
+        if self._heads[0][0] == request.seq:
+            heappop(self._heads)
         self.count -= 1
-        self._tidy()
+        if len(self._heads) > 4 * self.count + 64:
+            self._tidy()
 
     def forget(self, request: Request) -> None:
         """``request`` was cancelled; its entry goes when it reaches the front, or with the next tidying."""
         request.state = "over"
         self.count -= 1
-        self._tidy()
+        if len(self._heads) > 4 * self.count + 64:
+            self._tidy()
 
     def _tidy(self) -> None:
-        """Bound what cancelled requests and stale heads may occupy."""
-        if len(self._heads) <= 4 * self.count + 64:
-            return
+        """Bound what cancelled requests and stale heads occupy."""
         lines = {
             adapter: deque(request for request in line if request.state == "waiting")
             for adapter, line in self._lines.items()

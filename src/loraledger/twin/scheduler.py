@@ -42,6 +42,7 @@ class SlotsLayout(Layout):
         self._stuck = False  # nothing more could be admitted, and nothing has changed since
         self._used = 0
         self._adapters_ps = 0
+        self._kv_blocks, self._kv_tokens = profile.kv_blocks, profile.kv_tokens
         ratio = (profile.prefix_block_tokens or profile.block_size) // profile.block_size
         self._cache = PrefixCache(profile.kv_blocks, ratio) if profile.prefix_caching else None
 
@@ -66,7 +67,7 @@ class SlotsLayout(Layout):
 
     def refuses(self, prompt: int, output: int, adapter: Adapter | None) -> bool:
         """Whether a request of these tokens has more of them than there is KV for."""
-        return prompt + output - 1 > self._profile.kv_tokens
+        return prompt + output - 1 > self._kv_tokens
 
     def rejects(self, adapter: Adapter) -> bool:
         """Whether ``adapter`` is larger than a slot."""
@@ -104,60 +105,53 @@ class SlotsLayout(Layout):
 
     def begin(self, now: int, out: list[TwinEvent]) -> int:
         """Decide the next run. Preemptions and what its first step moves go to ``out``."""
-        preemptions, decodes = self.preemptions, self._decodes
-        closed = self._cut is None and (self._stuck or not self._line.count)  # nobody has a prompt to compute
-        more = decodes.new_blocks() if closed else 0
-        if closed and self._used + more <= self._profile.kv_blocks:
-            chunk = 0
+        decodes, line, store = self._decodes, self._line, self._store
+        more = decodes.new_blocks()
+        chunk, preempted = 0, False
+        if self._cut is not None or (line.count and not self._stuck) or self._used + more > self._kv_blocks:
+            before = self.preemptions
+            chunk = self._schedule(more, now, out)
+            preempted = self.preemptions != before
+        elif more:  # nobody has a prompt to compute
             self._take(more)
-        else:
-            chunk = self._schedule(now, out)
-        if self._joined or self._left or self._store.disturbed:
-            now = self._store.step(self.batch, self._joined, self._left, now, out)
-            self.missing = self._store.missing
-            self._joined, self._left = [], []
+        if self._joined or self._left or store.disturbed:
+            now = store.step(self.batch, self._joined, self._left, now, out)
+            self.missing = store.missing
+            self._joined.clear()
+            self._left.clear()
             self._adapters_ps = self._adapters_cost(self.batch)
         running = len(decodes.running)
         intercept, slope = self._costs[running]
-        self.first_ps = intercept + slope * (decodes.kv_tokens + running) + self._adapters_ps
+        growth = slope * running
+        first = intercept + slope * decodes.kv_tokens + growth + self._adapters_ps
         self.steps = 1
         if chunk:
-            self.first_ps += self._profile.prefill_ps(chunk, running)
-        elif (
-            running
-            and not self._every_token
-            and self.preemptions == preemptions
-            and (self._stuck or not self._line.count)
-        ):
-            self.growth_ps = slope * running
-            self.steps = decodes.horizon(self._profile.kv_blocks - self._used)
+            first += self._profile.prefill_ps(chunk, running)
+        elif running and not (self._every_token or preempted) and (self._stuck or not line.count):
+            self.growth_ps = growth
+            self.steps = decodes.horizon(self._kv_blocks - self._used)
+        self.first_ps = first
         return now
 
-    def complete(self, end: int, out: list[TwinEvent]) -> list[Request]:
-        """The run in flight is over."""
-        further = self.steps - 1
-        if further:
-            self._take(self._decodes.demand(further))
-            self._decodes.skip(further)
-        return super().complete(end, out)
+    def _ran(self, further: int) -> None:
+        self._take(self._decodes.demand(further))
 
-    def _schedule(self, now: int, out: list[TwinEvent]) -> int:
-        """Decide who runs; returns the prefill tokens. Preemptions go to ``out``."""
+    def _schedule(self, more: int, now: int, out: list[TwinEvent]) -> int:
+        """Decide who runs, where decodes need ``more`` blocks; returns the prefill tokens. Preemptions go to ``out``."""
         profile, decodes, cut = self._profile, self._decodes, self._cut
         budget = profile.token_budget - len(decodes.running)
         chunk = 0
-        more = decodes.new_blocks()
         if cut is not None:
             chunk = min(cut.need - cut.computed, budget)
             more += profile.blocks(cut.computed + chunk) - profile.blocks(cut.computed)
-        short = self._used + more > profile.kv_blocks
+        short = self._used + more > self._kv_blocks
         if short:
             chunk = self._make_room(now, out)
         elif more:
             self._take(more)
         if chunk:
             self._compute(chunk)
-        if not short and not self._stuck and budget > chunk and self._line.count:
+        if budget > chunk and not short and not self._stuck and self._line.count:
             chunk += self._admit(budget - chunk)
         return chunk
 
@@ -179,30 +173,43 @@ class SlotsLayout(Layout):
 
     def _admit(self, budget: int) -> int:
         """Admit waiting requests within ``budget`` tokens; returns how many of these were given out."""
-        profile, line, batch = self._profile, self._line, self.batch
+        profile, line, batch, cache = self._profile, self._line, self.batch, self._cache
+        block_size, slots = profile.block_size, profile.slots
         left, room = budget, profile.max_seqs - len(self._decodes.running) - len(self._completing)
         while left and line.count:
-            request = line.first(batch, len(batch) >= profile.slots)
-            if request is None or room == 0 or not self._fits(request):
+            request = line.first(batch, len(batch) >= slots)
+            if request is None or room == 0:
                 self._stuck = True
+                break
+            need = request.need
+            if cache is not None and request.prefix:
+                self._stuck = not self._reuse(request, cache)
+            else:
+                self._stuck = self._used - need // -block_size > self._kv_blocks
+            if self._stuck:
                 break
             room -= 1
             line.take(request)
             self._join_batch(request)
-            chunk = min(request.need - request.computed, left)
-            left -= chunk
-            reused = request.computed // profile.block_size
-            self._take(profile.blocks(request.computed + chunk) - reused)
-            self._cut = request
-            self._compute(chunk)
+            reused = request.computed
+            computed = min(need, reused + left)
+            left -= computed - reused
+            blocks = -(-computed // block_size) - reused // block_size
+            self._used += blocks
+            request.computed = computed
+            if cache is not None:
+                cache.take(blocks)
+                cache.publish(request, block_size)
+            if computed == need:
+                self._completing.append(request)
+            else:
+                self._cut = request
         return budget - left
 
-    def _fits(self, request: Request) -> bool:
+    def _reuse(self, request: Request, cache: PrefixCache) -> bool:
         """Whether all of ``request`` fits in free blocks; if so it has what it can reuse."""
-        blocks, cache = self._profile.blocks(request.need), self._cache
-        free = self._profile.kv_blocks - self._used
-        if cache is None or not request.prefix:
-            return blocks <= free
+        blocks = self._profile.blocks(request.need)
+        free = self._kv_blocks - self._used
         found, idle = cache.find(request, self._profile.block_size)
         if blocks - len(found) + idle > free:
             return False
@@ -222,7 +229,7 @@ class SlotsLayout(Layout):
                 break
             if not decodes.needs_block(request):
                 continue
-            while self._used >= profile.kv_blocks:
+            while self._used >= self._kv_blocks:
                 victim = self._cut or decodes.last()
                 self._preempt(victim, now, out)
                 if victim is request:
@@ -233,7 +240,7 @@ class SlotsLayout(Layout):
             return 0
         chunk = min(cut.need - cut.computed, profile.token_budget - len(decodes.running))
         more = profile.blocks(cut.computed + chunk) - profile.blocks(cut.computed)
-        if self._used + more > profile.kv_blocks:
+        if self._used + more > self._kv_blocks:
             self._preempt(cut, now, out)
             return 0
         self._take(more)
@@ -252,6 +259,6 @@ class SlotsLayout(Layout):
         out.append(Preempted(now, victim.id))
 
     def _free(self, request: Request) -> None:
-        blocks = self._profile.blocks(request.computed)
+        blocks = -(-request.computed // self._profile.block_size)
         self._used -= blocks if self._cache is None else self._cache.give_back(request, blocks)
         self._stuck = False

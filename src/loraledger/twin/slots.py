@@ -60,22 +60,19 @@ class SlotStore:
         self, batch: dict[Adapter, int], joined: list[Adapter], left: list[Leaver], now: int, out: list[TwinEvent]
     ) -> int:
         """A step runs ``batch``, which some ``joined`` and ``left`` since the last one; returns when the step can start."""
-        if len(left) > 1:
-            left.sort()
         busy, active = self._busy, self._tiers.active
-        for _, adapter in left:
-            busy.discard(adapter.key)
-        if not self.disturbed and not [adapter for adapter in joined if adapter.key not in active]:
+        if left:
+            left.sort()
             for _, adapter in left:
-                self._idle.pop(adapter, None)
-                if adapter not in batch:
-                    self._idle[adapter] = None
-            for adapter in joined:
-                self._idle.pop(adapter, None)
-                busy.add(adapter.key)
-            return now
+                busy.discard(adapter.key)
         if not self.disturbed:
-            self._retire(left)
+            for adapter in joined:
+                if adapter.key not in active:
+                    self._retire(left)
+                    break
+            else:
+                self._pass(batch, joined, left)
+                return now
         for adapter in batch if self.disturbed else joined:
             on_disk = adapter.key not in active and self._tiers.tier(adapter.key) == "disk"
             if on_disk and self._readable is not None and not self._readable(adapter.name):
@@ -85,6 +82,17 @@ class SlotStore:
             busy.add(adapter.key)
         self.disturbed = False
         return now
+
+    def _pass(self, batch: dict[Adapter, int], joined: list[Adapter], left: list[Leaver]) -> None:
+        """A step that moves nothing: who left is idle, who joined is not."""
+        idle = self._idle
+        for _, adapter in left:
+            idle.pop(adapter, None)
+            if adapter not in batch:
+                idle[adapter] = None
+        for adapter in joined:
+            idle.pop(adapter, None)
+            self._busy.add(adapter.key)
 
     def _retire(self, left: list[Leaver]) -> None:
         """Those that became idle are the youngest, the last to leave the batch last."""
@@ -99,24 +107,24 @@ class SlotStore:
         tiers, busy = self._tiers, self._busy
         from_slot = from_host = None
         if key not in tiers.host and len(tiers.host) >= tiers.host_entries:
-            from_host = next(held for held in tiers.host if held not in busy)
+            from_host = _oldest(tiers.host, busy)
             from_slot = from_host if from_host in tiers.active else None
             tiers.drop(from_host, "host")
         if len(tiers.active) >= tiers.slots:
-            from_slot = next(held for held in tiers.active if held not in busy)
-            tiers.drop(from_slot, "gpu")
+            from_slot = _oldest(tiers.active, busy)
+            del tiers.active[from_slot]
         return from_slot, from_host
 
     def _use(self, adapter: Adapter, now: int, out: list[TwinEvent]) -> int:
         """Bring ``adapter`` into a slot from ``now`` on; returns when it is there."""
-        key = adapter.key
-        if key in self._tiers.active:
-            self._tiers.use(key)
+        key, tiers, profile = adapter.key, self._tiers, self._profile
+        if key in tiers.active:
+            tiers.use(key)
             return now
         from_slot, from_host = self._make_room(key)
-        moved = self._tiers.use(key)
-        took = self._profile.activate_ps(adapter.rank)
-        load = self._profile.load_ps(adapter.size) if moved.loaded else 0
+        moved = tiers.use(key)
+        took = profile.activate_ps(adapter.rank)
+        load = profile.load_ps(adapter.size) if moved.loaded else 0
         now += load
         if from_slot is not None:
             out.append(Evicted(now, self._names[from_slot], "gpu"))
@@ -127,3 +135,11 @@ class SlotStore:
             out.append(Loaded(now, adapter.name, load))
         out.append(Activated(now + took, adapter.name, took))
         return now + took
+
+
+def _oldest(held: Iterable[str], busy: set[str]) -> str:
+    """The first of ``held`` that is not in the batch: there is one, since a batch never fills a list that something joins."""
+    for key in held:
+        if key not in busy:
+            return key
+    raise AssertionError

@@ -41,6 +41,8 @@ Claim = tuple[int, int]  # (minus the step in which it ends, tokens held at step
 class UnifiedLayout(Layout):
     """S-LoRA. Requests that ``early_abort`` gives up are reported as rejected."""
 
+    weighs_adapters = True
+
     def __init__(self, profile: TwinProfile, every_token: bool) -> None:
         super().__init__(profile, every_token, 1)
         self._rules = profile.unified
@@ -159,7 +161,6 @@ class UnifiedLayout(Layout):
             self._decoding = False
             self._pass_attempts()
             self._since += self.steps
-            self._decodes.skip(self.steps - 1)
             over = super().complete(end, out)
         if over:
             self._offload(end, out)
