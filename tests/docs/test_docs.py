@@ -11,9 +11,9 @@ import pytest
 
 from loraledger.gateway.ledger_view import ledger_series
 from loraledger.gateway.metrics import GatewayMetrics
+from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.policies import make_policy, policy_names
 from loraledger.kernel.settings import FleetSettings
-from loraledger.kernel.state import fresh_state
 from loraledger.record.reader import RecordReader
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,8 @@ from loraledger.gateway.views import (
     tenants_view,
 )
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.virtual import TraceRequest, VirtualFleet
+from loraledger.replay.trace import Request
+from loraledger.replay.virtual import VirtualFleet
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
 
 from .fleets import MS, NOW, SECOND, DrivenGateway, adapter, named, settings
@@ -420,7 +421,7 @@ def test_views_of_a_busy_fleet_are_json_and_agree_with_each_other() -> None:
     fleet = VirtualFleet(
         FleetSettings(replicas, specs, (TenantSpec("t", 1000),)), {"r1": profile, "r2": profile}, start=NOW
     )
-    trace = [TraceRequest(number * 20 * MS, "t", f"a{number * 7 % 8}", 64, 20) for number in range(200)]
+    trace = [Request(number * 20 * MS, "t", f"a{number * 7 % 8}", 64, 20) for number in range(200)]
     fleet.run(trace, until=NOW + 3 * SECOND)
     state, now = fleet.conductor.fleet.state, fleet.now
     assert state.requests

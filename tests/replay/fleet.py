@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from loraledger import events as ev
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.virtual import TraceRequest, VirtualFleet
+from loraledger.replay.trace import Request
+from loraledger.replay.virtual import VirtualFleet
 from loraledger.twin.profile import TwinProfile
 
 PROFILE = TwinProfile(slots=4, host_entries=8)
@@ -46,7 +47,7 @@ def virtual(settings: FleetSettings, profile: TwinProfile = PROFILE, start: int 
 
 def zipf_trace(
     requests: int, adapters: int, per_second: float, seed: int = 1, base_share: float = 0.0
-) -> list[TraceRequest]:
+) -> list[Request]:
     """Poisson arrivals; the n-th most popular adapter is asked for in proportion to 1/n."""
     rng = random.Random(seed)
     weights = [1 / (n + 1) for n in range(adapters)]
@@ -55,7 +56,7 @@ def zipf_trace(
         now += rng.expovariate(per_second)
         name = None if rng.random() < base_share else f"a{rng.choices(range(adapters), weights)[0]}"
         prompt, output = rng.randint(20, 400), rng.randint(1, 60)
-        trace.append(TraceRequest(round(now * SECOND), "acme", name, prompt, output))
+        trace.append(Request(round(now * SECOND), "acme", name, prompt, output))
     return trace
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from loraledger import events as ev
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.virtual import TraceRequest, VirtualFleet
+from loraledger.replay.trace import Request
+from loraledger.replay.virtual import VirtualFleet
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
 
 CASE = Path(__file__).parent.parent / "cases" / "hot-adapter-pinned"
@@ -56,9 +57,9 @@ def replay(policy: str) -> tuple[VirtualFleet, dict[str, Any], int]:
     for name, held in pool["start"].items():
         for adapter in held:
             fleet.conductor.feed(ev.LoadAsked(fleet.now, adapter, name))
-    fleet.run([TraceRequest(SECOND, "acme", "hot", 16, OUTPUT)])
+    fleet.run([Request(SECOND, "acme", "hot", 16, OUTPUT)])
     begin = fleet.now
-    fleet.run([TraceRequest(round(r["t"] * SECOND), "acme", r["adapter"], 16, OUTPUT) for r in trace])
+    fleet.run([Request(round(r["t"] * SECOND), "acme", r["adapter"], 16, OUTPUT) for r in trace])
     return fleet, json.loads((CASE / "expect.json").read_text()), begin
 
 

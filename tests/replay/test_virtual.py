@@ -11,7 +11,9 @@ import pytest
 from loraledger import events as ev
 from loraledger.kernel.settings import MS, SECOND, TenantSpec
 from loraledger.record.tables import TABLES, check
-from loraledger.replay.virtual import Observation, TraceRequest, VirtualFleet
+from loraledger.replay.observation import Observation
+from loraledger.replay.trace import Request
+from loraledger.replay.virtual import VirtualFleet
 from loraledger.twin.profile import TwinProfile
 
 from .fleet import PROFILE, adapters, loads, settings_for, virtual, zipf_trace
@@ -114,7 +116,7 @@ def test_at_one_instant_engines_come_first_then_timers_then_scrapes_then_arrival
     tap = Tap(fleet)
     # At one second the second request's deadline comes, a scrape begins and the third arrives; or the first one's step ends.
     lengths = (1 if step == SECOND else 2, 1, 1)
-    fleet.run([TraceRequest(at, "acme", None, 1, n) for at, n in zip((0, 0, SECOND), lengths, strict=True)])
+    fleet.run([Request(at, "acme", None, 1, n) for at, n in zip((0, 0, SECOND), lengths, strict=True)])
     assert [type(event) for event in tap.events if event.at == SECOND] == expected
 
 
@@ -122,14 +124,16 @@ def test_arrivals_at_one_instant_keep_the_order_of_the_trace() -> None:
     fleet = virtual(settings_for(2, adapters(4)))
     tap = Tap(fleet)
     names = ("a3", "a0", None, "a2", "a1")
-    fleet.run([TraceRequest(5, "acme", name, 10, 1) for name in names])
+    fleet.run([Request(5, "acme", name, 10, 1) for name in names])
     assert [event.adapter for event in tap.events if isinstance(event, ev.RequestArrived)] == list(names)
 
 
 def test_the_kernel_sees_a_scrape_as_it_was_when_it_began() -> None:
-    fleet = VirtualFleet(settings_for(1, ()), {"r1": PROFILE}, Observation(100 * MS, 30 * MS))
+    fleet = VirtualFleet(
+        settings_for(1, ()), {"r1": PROFILE}, Observation(scrape_interval=100 * MS, scrape_delay=30 * MS)
+    )
     tap = Tap(fleet)
-    fleet.run([TraceRequest(n * 10 * MS, "acme", None, 10, 30) for n in range(60)])
+    fleet.run([Request(n * 10 * MS, "acme", None, 10, 30) for n in range(60)])
     begun = [event.at for event in tap.events if isinstance(event, ev.ScrapeStarted)]
     samples = [event for event in tap.events if isinstance(event, ev.ReplicaSampled)]
     assert begun[:5] == [100 * MS, 200 * MS, 300 * MS, 400 * MS, 500 * MS]
@@ -150,10 +154,13 @@ def test_the_kernel_is_woken_no_more_often_than_it_asked() -> None:
     tenant = TenantSpec("acme", 400, 400, 3 * SECOND)
     fleet = virtual(msgspec.structs.replace(settings, replicas=(one_seat,), tenants=(tenant,)))
     tap = Tap(fleet)
-    fleet.run([TraceRequest(n * MS, "acme", "a0", 10, 10) for n in range(400)])
+    fleet.run([Request(n * MS, "acme", "a0", 10, 10) for n in range(400)])
     wakes = [event.at for event in tap.events if isinstance(event, ev.Wake)]
     refused = [row["finished_ns"] for row in fleet.rows["requests"] if row["status"] == "rejected"]
     assert len(refused) > 300
+    assert fleet.ended == {"ok": 400 - len(refused), "rejected: queue_deadline": len(refused)}
+    assert (fleet.backlog.arrived, fleet.backlog.waiting, fleet.backlog.open) == (400, 0, 0)
+    assert (fleet.backlog.served, fleet.backlog.refused) == (400 - len(refused), len(refused))
     assert len(wakes) == len(set(wakes))
     assert set(wakes) <= {n * MS + 3 * SECOND for n in range(400)}
 
@@ -184,7 +191,7 @@ def test_the_clock_starts_where_it_is_told_to() -> None:
 @pytest.mark.parametrize(("prompt", "size"), [(1, 1), (100, 1_234_567), (1_999, 45 * (1 << 20))])
 def test_a_lone_requests_first_token_comes_after_its_load_and_its_prefill(prompt: int, size: int) -> None:
     fleet = virtual(settings_for(1, adapters(1, size)))
-    fleet.run([TraceRequest(7, "acme", "a0", prompt, 3)])
+    fleet.run([Request(7, "acme", "a0", prompt, 3)])
     (row,) = fleet.rows["requests"]
     load = -(-(PROFILE.load_ps(size) + PROFILE.activation_ps) // 1000)
     prefill = PROFILE.step_ps(0, 0, prompt, 1)
@@ -196,7 +203,7 @@ def test_a_lone_requests_first_token_comes_after_its_load_and_its_prefill(prompt
 
 def test_a_lone_request_to_the_base_model_costs_its_prefill_only() -> None:
     fleet = virtual(settings_for(1, ()))
-    fleet.run([TraceRequest(0, "acme", None, 333, 1)])
+    fleet.run([Request(0, "acme", None, 333, 1)])
     (row,) = fleet.rows["requests"]
     assert row["first_token_ns"] == -(-PROFILE.step_ps(0, 0, 333, 0) // 1000) == row["finished_ns"]
     assert row["itl_mean_ns"] is None
@@ -204,7 +211,7 @@ def test_a_lone_request_to_the_base_model_costs_its_prefill_only() -> None:
 
 def test_a_second_request_to_a_resident_adapter_loads_nothing() -> None:
     fleet = virtual(settings_for(1, adapters(1)))
-    fleet.run([TraceRequest(0, "acme", "a0", 50, 2), TraceRequest(10 * SECOND, "acme", "a0", 50, 2)])
+    fleet.run([Request(0, "acme", "a0", 50, 2), Request(10 * SECOND, "acme", "a0", 50, 2)])
     first, second = fleet.rows["requests"]
     assert (first["hit_class"], second["hit_class"]) == ("disk", "gpu")
     assert int(str(second["first_token_ns"])) - 10 * SECOND == -(-PROFILE.step_ps(0, 0, 50, 1) // 1000)
@@ -216,7 +223,7 @@ def test_an_adapter_above_the_engines_rank_is_refused_for_good() -> None:
     profile = TwinProfile(slots=2, host_entries=2, max_rank=8)
     settings = settings_for(1, specs, profile=TwinProfile(slots=2, host_entries=2))
     fleet = VirtualFleet(settings, {"r1": profile})
-    fleet.run([TraceRequest(n * SECOND, "acme", "wide", 10, 1) for n in range(5)])
+    fleet.run([Request(n * SECOND, "acme", "wide", 10, 1) for n in range(5)])
     rows = fleet.rows["requests"]
     assert [row["reason"] for row in rows] == ["adapter_load_failed"] * 5
     assert fleet.conductor.fleet.state.counters["loads"] == 1
@@ -225,7 +232,7 @@ def test_an_adapter_above_the_engines_rank_is_refused_for_good() -> None:
 def test_a_prompt_that_no_replica_can_hold_is_a_client_error() -> None:
     profile = TwinProfile(slots=1, host_entries=1, kv_blocks=10)
     fleet = virtual(settings_for(1, (), profile=profile), profile)
-    fleet.run([TraceRequest(0, "acme", None, 1_000, 1), TraceRequest(SECOND, "acme", None, 100, 1)])
+    fleet.run([Request(0, "acme", None, 1_000, 1), Request(SECOND, "acme", None, 100, 1)])
     assert [(row["status"], row["http_status"]) for row in fleet.rows["requests"]] == [
         ("client_error", 400),
         ("ok", 200),

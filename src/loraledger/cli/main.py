@@ -14,7 +14,21 @@ from typing import Annotated
 import typer
 
 from loraledger import __version__
-from loraledger.cli import adapters, budget, check, config, emulate, explain, get, ledger, serve, trace, verify
+from loraledger.cli import (
+    adapters,
+    budget,
+    calibrate,
+    check,
+    config,
+    emulate,
+    explain,
+    get,
+    ledger,
+    replay,
+    serve,
+    trace,
+    verify,
+)
 from loraledger.cli.demo import demo
 from loraledger.errors import LedgerError
 
@@ -34,6 +48,8 @@ app.command("explain")(explain.explain)
 app.command("verify")(verify.verify)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(trace.app, name="trace")
+app.command("replay")(replay.replay)
+app.command("calibrate")(calibrate.calibrate)
 app.command("budget")(budget.budget)
 app.command("ledger")(ledger.ledger)
 app.add_typer(config.app, name="config")

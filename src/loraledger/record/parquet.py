@@ -90,20 +90,26 @@ def _stage(
         for name, table_rows in rows.items():
             for hour, lines in sorted(_spread(TABLES[name], table_rows, scratch).items()):
                 temporary = lines.with_suffix(".parquet")
-                try:
-                    run(
-                        connection,
-                        f"COPY (FROM {lines_as(TABLES[name], lines)}) "
-                        f"TO {quote(temporary)} (FORMAT parquet, COMPRESSION zstd)",
-                    )
-                except duckdb.IOException as error:
-                    raise OSError(f"partitions of {label} cannot be written: {error}") from error
-                except duckdb.Error as error:
-                    raise InternalError(f"rows of {name} do not fit its columns: {error}") from error
+                pack(connection, TABLES[name], lines, temporary)
                 lines.unlink()
                 _sync(temporary, os.O_RDWR)
                 staged.append((temporary, partition_path(directory, name, hour, label)))
     return staged
+
+
+def pack(connection: duckdb.DuckDBPyConnection, table: Table, lines: Path, parquet: Path) -> None:
+    """Turn rows of ``table`` that lie in ``lines`` (JSON) into the Parquet file ``parquet``.
+
+    Raises OSError when the disk refuses, InternalError when a row does not fit its columns.
+    """
+    try:
+        run(
+            connection, f"COPY (FROM {lines_as(table, lines)}) TO {quote(parquet)} (FORMAT parquet, COMPRESSION zstd)"
+        )
+    except duckdb.IOException as error:
+        raise OSError(f"rows of {table.name} cannot be written: {error}") from error
+    except duckdb.Error as error:
+        raise InternalError(f"rows of {table.name} do not fit its columns: {error}") from error
 
 
 def _spread(table: Table, rows: Iterable[Row], scratch: Path) -> dict[int, Path]:

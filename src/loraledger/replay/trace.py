@@ -32,7 +32,6 @@ import msgspec
 
 from loraledger.errors import InputFileError
 from loraledger.replay.lines import MAX_LINE, lines
-from loraledger.replay.virtual import TraceRequest
 
 VERSION: Final = 1
 MAX_TOKENS: Final = 10_000_000
@@ -52,13 +51,18 @@ class _Sink(Protocol):
     def write(self, data: bytes, /) -> int: ...
 
 
-class Request(TraceRequest, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
+class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One request. ``at`` in ns from the trace's start; ``adapter`` ``None`` for the base model.
 
     ``blocks`` names the full and partial blocks of ``Header.block_tokens`` prompt tokens that the prompt begins with, in order:
     equal numbers in equal places mean an equal prefix. It may be shorter than the prompt.
     """
 
+    at: int
+    tenant: str
+    adapter: str | None
+    prompt_tokens: int
+    output_tokens: int
     blocks: tuple[int, ...] = ()
 
 

@@ -1,0 +1,221 @@
+"""``loraledger calibrate``: measure a running engine and write the profile that replays use.
+
+It sends requests of its own, loads adapters under names of its own and unloads them again; all of it slows whoever else the engine
+serves, and the engine's tiers are full of its adapters afterwards. So it refuses a busy engine, and is for idle replicas.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loraledger.cli.options import JsonOption
+from loraledger.errors import ConfigError
+
+if TYPE_CHECKING:
+    from loraledger.engines.calibrate.measure import Folder
+    from loraledger.engines.calibrate.run import Result
+    from loraledger.twin.calibrated import Calibrated
+
+MOST_ADAPTERS = 256
+
+
+ModelOption = Annotated[str | None, typer.Option(help="Name of the base model there. Default: the only one served.")]
+AdapterOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=PATH of an adapter to measure with, a path that the engine sees too; repeatable."),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option(help="Each sub-folder with an adapter_config.json is an adapter to measure with.")
+]
+SlotsOption = Annotated[int | None, typer.Option(min=1, help="The engine's --max-loras. Default: as it shows.")]
+HostOption = Annotated[int | None, typer.Option(min=1, help="Its --max-cpu-loras. Default: as its probe tells.")]
+RankOption = Annotated[int | None, typer.Option(min=1, help="Its --max-lora-rank. Default: as its probe tells.")]
+SeqsOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-seqs. No engine shows it.")]
+BudgetOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-batched-tokens. No engine shows it.")]
+KeyOption = Annotated[str | None, typer.Option(help="Environment variable with the engine's API key.")]
+ProbeOption = Annotated[str | None, typer.Option(help="Environment variable with the key of the probe in it.")]
+
+
+def calibrate(
+    engine: Annotated[str, typer.Option(help="http://HOST:PORT of the engine itself, not of a gateway.")],
+    model: ModelOption = None,
+    adapter: AdapterOption = None,
+    adapters_folder: FolderOption = None,
+    out: Annotated[Path, typer.Option(help="The profile that is written.")] = Path("profile.json"),
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer points, each measured once.")] = False,
+    budget: Annotated[str, typer.Option(help="Longest time that it may measure for.")] = "120s",
+    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: that of the file.")] = None,
+    device: Annotated[str, typer.Option(help="What the engine runs on, for whoever reads the profile.")] = "unknown",
+    slots: SlotsOption = None,
+    host_entries: HostOption = None,
+    max_rank: RankOption = None,
+    max_seqs: SeqsOption = None,
+    token_budget: BudgetOption = None,
+    key_env: KeyOption = None,
+    probe_key_env: ProbeOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure an idle engine and write its profile: prefill, decode by batch and context, loads by bytes, adapters a step."""
+    import asyncio
+    import sys
+
+    from loraledger.engines.calibrate.facts import Given
+    from loraledger.engines.calibrate.run import Request
+    from loraledger.engines.protocol import ReplicaTarget
+
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigError(f"--out {out}: give a file in a folder that exists")
+    folders = _folders(adapter or [], adapters_folder)
+    given = Given(
+        slots=slots, host_entries=host_entries, max_rank=max_rank, max_seqs=max_seqs, token_budget=token_budget
+    )
+    target = ReplicaTarget("engine", _address(engine), api_key=_secret(key_env), probe_key=_secret(probe_key_env))
+    request = Request(
+        target=target,
+        model=model,
+        given=given,
+        folders=folders,
+        budget_s=_duration(budget),
+        quick=quick,
+        name=name or out.stem,
+        device=device,
+        date=_today(),
+        source="loraledger calibrate" + (" --quick" if quick else ""),
+    )
+    print(
+        f"calibrate: {target.url} gets requests and adapters of ours for up to {request.budget_s:g} s: anyone else's would be "
+        "slowed, and its adapter tiers are ours afterwards; run it on an idle replica",
+        file=sys.stderr,
+    )
+    result = asyncio.run(_measured(request))
+    _write(out, result.calibrated)
+    if as_json:
+        _print_json(result)
+    else:
+        _print(result.calibrated)
+    print(f"calibrate: wrote {out}", file=sys.stderr)
+
+
+async def _measured(request: object) -> Result:
+    """The calibration under a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    from loraledger.engines.calibrate.run import Progress, Request, calibrate
+
+    assert isinstance(request, Request)
+    console = Console(stderr=True)
+    columns = (BarColumn(), TextColumn("{task.completed}/{task.total} points"), TimeElapsedColumn())
+    with Bar(*columns, TextColumn("{task.description}"), console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("looking at the engine", total=None)
+
+        def show(progress: Progress) -> None:
+            bar.update(task, completed=progress.done, total=progress.total, description=progress.what)
+
+        return await calibrate(request, show)
+
+
+def _folders(named: list[str], folder: Path | None) -> tuple[Folder, ...]:
+    """The adapters to measure with. Raises ``ConfigError`` or ``InputFileError`` naming the one that cannot be used."""
+    from loraledger.adapters.reading.folder import read_folder
+    from loraledger.engines.calibrate.measure import Folder
+
+    paths: dict[str, Path] = {}
+    for entry in named:
+        label, split, path = entry.partition("=")
+        if not split or not label or not path:
+            raise ConfigError(f"--adapter {entry}: write NAME=PATH")
+        paths[label] = Path(path).resolve()
+    if folder is not None:
+        if not folder.is_dir():
+            raise ConfigError(f"--adapters-folder {folder}: is no folder")
+        paths |= {path.parent.name: path.parent.resolve() for path in sorted(folder.glob("*/adapter_config.json"))}
+        if not paths:
+            raise ConfigError(f"--adapters-folder {folder}: no sub-folder has an adapter_config.json")
+    read = [read_folder(name, path) for name, path in list(paths.items())[:MOST_ADAPTERS]]
+    return tuple(Folder(one.path, one.bytes_disk, one.rank) for one in read)
+
+
+def _address(url: str) -> str:
+    from pydantic import TypeAdapter, ValidationError
+
+    from loraledger.config.schema import Url
+
+    try:
+        found: str = TypeAdapter(Url).validate_python(url)
+    except ValidationError as error:
+        raise typer.BadParameter(f"--engine {error.errors()[0]['ctx']['error']}") from error
+    return found
+
+
+def _secret(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable)
+    if not key:
+        raise ConfigError(f"the environment variable {variable} is not set: it should hold the key")
+    return key
+
+
+def _duration(text: str) -> float:
+    from loraledger.units import parse_duration
+
+    try:
+        found = parse_duration(text) / 1e9
+    except ValueError as error:
+        raise typer.BadParameter(f"--budget {error}") from error
+    if found <= 0:
+        raise typer.BadParameter("--budget must be above 0")
+    return found
+
+
+def _today() -> str:
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).date().isoformat()
+
+
+def _write(out: Path, calibrated: Calibrated) -> None:
+    """The file appears whole or not at all. Raises ``ConfigError`` when it cannot be written."""
+    from loraledger.twin.calibrated import encode
+
+    scratch = out.with_name(out.name + ".part")
+    try:
+        scratch.write_bytes(encode(calibrated))
+        scratch.replace(out)
+    except OSError as error:
+        raise ConfigError(f"--out {out}: {error.strerror}; give a file that can be written") from error
+
+
+def _print(calibrated: Calibrated) -> None:
+    """What was fitted, how well, and what to doubt."""
+    from loraledger.cli.output import print_table
+
+    rows = [
+        (
+            term.name,
+            term.points or None,
+            None if term.error_mean is None else f"{term.error_mean:.1%}",
+            None if term.error_worst is None else f"{term.error_worst:.1%}",
+            term.note or "",
+        )
+        for term in calibrated.terms
+    ]
+    print_table(
+        ("term", "points", "mean miss", "worst miss", "note"), rows, right=("points", "mean miss", "worst miss")
+    )
+    for note in calibrated.notes:
+        print(note)
+
+
+def _print_json(result: Result) -> None:
+    import msgspec
+
+    from loraledger.cli.output import print_json
+
+    print_json("calibration", msgspec.to_builtins({"profile": result.calibrated, "points": result.points}))

@@ -1,0 +1,151 @@
+"""From what was asked for to what is played: the ground that scenarios stand on, the jobs of a sweep, and their folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from loraledger.adapters import Catalog
+from loraledger.cli.replay.folders import run_folders, sweep_folder
+from loraledger.cli.replay.progress import watching
+from loraledger.cli.trace.options import watched
+from loraledger.config import Loaded
+from loraledger.errors import InputFileError, LedgerError
+from loraledger.gateway.assemble import fleet_settings
+from loraledger.record.reader import RecordReader
+from loraledger.replay.axes import Changes
+from loraledger.replay.building import Ground, scenario
+from loraledger.replay.folder import read_outcome
+from loraledger.replay.observation import Observation
+from loraledger.replay.parties import Survey, adapters_of, survey, tenants_of
+from loraledger.replay.profiles import DEFAULT, read_profile
+from loraledger.replay.scenario import Scenario
+from loraledger.replay.sweep import Job, identity, sweep
+from loraledger.replay.trace import MAX_TOKENS, Trace
+from loraledger.replay.unfit import Unfit, unfit_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options that shape what is played; ``None``: as configured, or as the trace has it."""
+
+    profile: str | None = None
+    keep_kv: bool = False
+    engine_version: str | None = None
+    adapter_rank: int | None = None
+    adapter_bytes: int | None = None
+    skip_bad: bool = False
+    skip_unfit: bool = False
+    max_tokens: int | None = None
+    clients: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Everything that can be refused has been."""
+
+    asked: Asked
+    trace: Trace
+    seen: Survey
+    scenarios: tuple[Scenario, ...]
+    unfit: Unfit
+    warnings: tuple[str, ...]
+    """Of all scenarios together, each once."""
+
+
+def observed(loaded: Loaded, probe: bool | None, interval: int | None, delay: int | None) -> Observation:
+    """What the gateway of these settings would see: the probe only where every replica has one. Raises ``ValueError``."""
+    settings, usual = loaded.settings, Observation()
+    probed = all(replica.probe is not None for replica in settings.replicas)
+    return Observation(
+        scrape_interval=settings.limits.scrape_interval if interval is None else interval,
+        scrape_delay=usual.scrape_delay if delay is None else delay,
+        probe=probed if probe is None else probe,
+    )
+
+
+def prepare(loaded: Loaded, file: Path, changes: Sequence[Changes], observation: Observation, asked: Asked) -> Prepared:
+    """Read the trace once and build every scenario. Raises ``InputFileError`` and ``ConfigError``."""
+    trace = Trace(file, skip_bad=asked.skip_bad, max_tokens=asked.max_tokens or MAX_TOKENS)
+    seen = survey(trace, watched(trace, "reading", trace.header.requests))
+    ground, warnings = _ground(loaded, trace, seen, observation, asked)
+    scenarios = tuple(scenario(ground, one) for one in changes)
+    unfit = unfit_of(trace, frozenset(seen.adapters), seen.most_tokens, scenarios, skip=asked.skip_unfit)
+    said = dict.fromkeys([*warnings, *(text for one in scenarios for text in one.warnings)])
+    return Prepared(asked=asked, trace=trace, seen=seen, scenarios=scenarios, unfit=unfit, warnings=tuple(said))
+
+
+def play(prepared: Prepared, out: Path | None, at_once: int | None, against: Path | None) -> list[Path]:
+    """Play every scenario; the folders of the runs, in order.
+
+    Raises ``InputFileError`` also when ``against`` is no run of what is to be played, before anything is.
+    """
+    jobs = _jobs(prepared, out, against)
+    if against is not None:
+        theirs = read_outcome(against).trace
+        if other := next((job for job in jobs if job.identity != theirs), None):
+            raise InputFileError(
+                f"--against {against} is a run of {theirs}, {other.scenario.label} would be one of {other.identity}"
+            )
+    labels = [job.scenario.label for job in jobs]
+    with watching(labels, prepared.seen.requests) as watcher:
+        sweep(jobs, at_once or len(os.sched_getaffinity(0)), watcher)
+    return [job.directory for job in jobs]
+
+
+def _jobs(prepared: Prepared, out: Path | None, against: Path | None) -> list[Job]:
+    digest, asked = prepared.seen.digest, prepared.asked
+    labels = [one.label for one in prepared.scenarios]
+    folders = run_folders(sweep_folder(out, digest), labels, against)
+    return [
+        Job(
+            scenario=one,
+            trace=prepared.trace.path,
+            directory=folder,
+            identity=identity(digest, one.speed, prepared.unfit),
+            requests=prepared.seen.requests,
+            skip_bad=asked.skip_bad,
+            max_tokens=asked.max_tokens or MAX_TOKENS,
+            unfit=prepared.unfit,
+            clients=asked.clients,
+        )
+        for one, folder in zip(prepared.scenarios, folders, strict=True)
+    ]
+
+
+def _ground(
+    loaded: Loaded, trace: Trace, seen: Survey, observation: Observation, asked: Asked
+) -> tuple[Ground, list[str]]:
+    settings, tree = loaded.settings, loaded.tree
+    fleet = fleet_settings(settings, Catalog((), (), ()))
+    tenants, about_tenants = tenants_of(seen, fleet.tenants)
+    adapters, about_adapters = adapters_of(trace, seen, settings, rank=asked.adapter_rank, size=asked.adapter_bytes)
+    ground = Ground(
+        settings=settings,
+        fleet=msgspec.structs.replace(fleet, tenants=tenants, adapters=adapters),
+        written=lambda index, name: tree.origin_of(("replicas", index, name)).kind != "default",
+        profile=read_profile(asked.profile or DEFAULT),
+        chosen=asked.profile is not None,
+        read=read_profile,
+        observation=observation,
+        keep_kv=asked.keep_kv,
+        engine_version=asked.engine_version or _recorded_version(settings.record.dir),
+    )
+    return ground, [*about_adapters, *about_tenants]
+
+
+def _recorded_version(record: Path) -> str | None:
+    """The engine version of the latest request in the compacted record of these settings, if it has one."""
+    if not record.is_dir():
+        return None
+    try:
+        with RecordReader(record) as reader:
+            found = reader.query("FROM requests SELECT arg_max(engine_version, arrived_ns) AS version")
+    except LedgerError:
+        return None  # a record that cannot be read is no reason not to replay: the version is then not compared
+    version = found[0]["version"]
+    return version if isinstance(version, str) else None

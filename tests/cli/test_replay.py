@@ -1,0 +1,370 @@
+"""``loraledger replay``, from the command line to its tables; what it refuses, and what it leaves on the disk."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+from rich.progress import Progress as Display
+from rich.progress import TextColumn
+
+from loraledger.cli.replay.progress import Drawn
+from loraledger.record.parquet import write_parquet
+from loraledger.record.reader import RecordReader
+from loraledger.replay.folder import read_outcome
+from loraledger.replay.profiles import DEFAULT, read_profile
+from loraledger.replay.run import Progress
+from loraledger.twin.profile import TwinProfile
+from replay.runs import outcome, request_row
+
+from .conftest import Cli, Done, write
+
+ONE = {"name": "acme", "key_hashes": ["0" * 64], "adapters": ["*"], "limits": {"concurrency": 500}}
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """120 requests of one tenant for 12 adapters and the base."""
+    folder = tmp_path_factory.mktemp("trace")
+    words = "zipf:1.0 --adapters 12 --requests 120 --rate 10 --ranks 8,16 --bytes-per-rank 1MiB --base-share 0.1"
+    command = [sys.executable, "-m", "loraledger.cli.main", "trace", "generate", *words.split(), "--out", "t.jsonl"]
+    subprocess.run(command, cwd=folder, capture_output=True, check=True)
+    return (folder / "t.jsonl").read_bytes()
+
+
+@pytest.fixture
+def ready(cli: Cli, tmp_path: Path, trace: bytes) -> Cli:
+    """The command line where a fleet of two replicas and a trace are."""
+    write(tmp_path / "loraledger.yaml", fleet())
+    (tmp_path / "t.jsonl").write_bytes(trace)
+    return cli
+
+
+def fleet(**replica: Any) -> dict[str, Any]:
+    plain = {"slots": 3, "host_entries": 6, "kv_tokens": 65_536} | replica
+    tenants = [{**ONE, "name": "t0"}]
+    replicas = [{"name": f"r{n}", "url": f"http://127.0.0.1:{n}", **plain} for n in (1, 2)]
+    return {"base": {"names": ["base"]}, "replicas": replicas, "tenants": tenants}
+
+
+def edit(path: Path, change: Any) -> None:
+    """Change the rows (header first) of a trace as decoded JSON; what stands in for its digest goes."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    rows[0]["digest"] = rows[0]["requests"] = None
+    change(rows)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def lines(done: Done, starting: str) -> list[list[str]]:
+    """The rows of the table below the line that begins with ``starting``, heading first."""
+    _, _, rest = done.out.partition(starting)
+    return [line.split() for line in rest.partition("\n\n")[0].splitlines()[1:]]
+
+
+def test_a_sweep_gives_a_row_for_each_combination_and_a_folder_that_reads_like_a_record(
+    ready: Cli, tmp_path: Path
+) -> None:
+    policies = ("--policy", "round-robin", "--policy", "bounded-affinity")
+    done = ready("replay", "t.jsonl", *policies, "--set", "slots=2,4", "--jobs", "1", "--out", "o")
+    assert done.code == 0, done.err
+    for title in ("what clients waited", "what adapters and KV cost"):
+        heading, *rows = lines(done, title)
+        assert heading[:2] == ["POLICY", "SLOTS"]
+        assert [row[:2] for row in rows] == [
+            [policy, slots] for policy in ("round-robin", "bounded-affinity") for slots in ("2", "4")
+        ]
+    assert "policy=round-robin slots=2: SATURATED: arrivals outran service: " in done.out
+    assert "policy=bounded-affinity slots=4: too short to tell: 120 requests; " in done.out
+    run = tmp_path / "o" / "policy=round-robin_slots=4"
+    with RecordReader(run / "record") as reader:
+        assert reader.query("FROM requests SELECT count(*) AS n") == [{"n": 120}]
+    listed = ready("get", "requests", "--record", run / "record", "--json")
+    assert listed.code == 0
+    outcome = read_outcome(run)
+    assert (outcome.policy, outcome.requests, {c.slots for c in outcome.replicas}) == ("round-robin", 120, {4})
+
+
+def test_the_document_holds_what_the_tables_show(ready: Cli) -> None:
+    done = ready("replay", "t.jsonl", "--set", "slots=2,4", "-j1", "--json")
+    found = done.items("replay")
+    first, second = found["runs"]
+    assert [run["changes"] for run in found["runs"]] == [{"slots": "2"}, {"slots": "4"}]
+    assert first["report"]["requests"] == 120
+    assert first["report"]["activations"] > second["report"]["activations"]
+    assert {verdict["guardrail"] for verdict in first["guardrails"]} == {"preemptions_per_1000", "long_ttft_ratio"}
+    assert first["against"] is None
+    assert [f"warning: {text}" for text in found["warnings"]] == done.err.splitlines()
+
+
+def test_equal_commands_give_equal_records(ready: Cli, tmp_path: Path) -> None:
+    for out in ("a", "b"):
+        assert ready("replay", "t.jsonl", "--out", out, "-j1").code == 0
+    a, b = (
+        {str(p.relative_to(tmp_path / out)): p.read_bytes() for p in (tmp_path / out).rglob("*.parquet")}
+        for out in ("a", "b")
+    )
+    assert a == b != {}
+
+
+def test_slots_take_kv_from_the_twins_and_the_record_shows_it(ready: Cli, tmp_path: Path) -> None:
+    slot, block = 369_426_432, 2_097_152
+    assert ready("replay", "t.jsonl", "--set", "slots=3,4,6", "--out", "o", "-j1").code == 0
+    for slots in (3, 4, 6):
+        counts = read_outcome(tmp_path / "o" / f"slots={slots}").replicas[0]
+        assert counts.kv_blocks == 4_096 + (3 - slots) * slot // block
+    assert ready("replay", "t.jsonl", "--set", "slots=6", "--keep-kv", "--out", "o", "-j1").code == 0
+    assert read_outcome(tmp_path / "o" / "slots=6").replicas[0].kv_blocks == 4_096
+
+
+def test_two_runs_are_paired_request_by_request(ready: Cli) -> None:
+    assert ready("replay", "t.jsonl", "--set", "slots=2", "--out", "o", "-j1").code == 0
+    done = ready("replay", "t.jsonl", "--set", "slots=6", "--out", "o", "-j1", "--against", "o/slots=2")
+    heading, row = lines(done, "against slots=2, request by request")
+    assert (heading[:2], row[:2]) == (["SLOTS", "PAIRS"], ["6", "120"])
+    assert float(row[2]) < 0
+    assert "disk -> gpu: " in done.out or "host -> gpu: " in done.out
+
+
+def test_a_run_is_never_replaced_by_the_one_that_is_compared_with_it(ready: Cli) -> None:
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    done = ready("replay", "t.jsonl", "--out", "o", "-j1", "--against", "o/as_configured")
+    assert (done.code, "give --out another folder" in done.err) == (3, True)
+
+
+def test_runs_of_other_arrivals_are_not_paired(ready: Cli) -> None:
+    assert ready("replay", "t.jsonl", "--set", "speed=2", "--out", "o", "-j1").code == 0
+    done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o/speed=2")
+    assert done.code == 3
+    assert "speed=2/1" in done.err
+    assert ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o").code == 3
+
+
+def test_faster_arrivals_end_sooner(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--set", "speed=1,4", "--out", "o", "-j1").code == 0
+    one, four = (read_outcome(tmp_path / "o" / f"speed={n}").last_arrival_ns for n in (1, 4))
+    assert one // 4 == four
+
+
+def test_a_saturated_fleet_is_said_to_be(ready: Cli) -> None:
+    done = ready("replay", "t.jsonl", "--set", "speed=1000", "--require", "-j1")
+    assert done.code == 5
+    assert "OVER" in done.out
+    assert "speed=1000: SATURATED: " in done.out
+    assert done.err.splitlines()[-1] == "loraledger: of 1 runs 1 saturated"
+
+
+def test_many_runs_are_told_in_short(ready: Cli) -> None:
+    done = ready(
+        "replay", "t.jsonl", "--set", "slots=1,2,3", "--set", "speed=1,2,1000", "--max-long-ttft", "1ms", "-j1"
+    )
+    assert done.code == 0
+    assert len(lines(done, "what clients waited")) == 10
+    assert "ADAPTER IN" not in done.out
+    assert "slots=3 speed=1000: SATURATED: " in done.out
+    assert "slots=3 speed=1:" not in done.out
+    assert re.search(r"\n\d of 9 runs are not saturated; a guardrail fails in 9 ", done.out)
+
+
+def test_a_guardrail_that_fails_is_named_and_can_be_required(ready: Cli) -> None:
+    words = ("replay", "t.jsonl", "--max-long-ttft", "1ms", "-j1")
+    done = ready(*words)
+    assert done.code == 0
+    assert "FAIL long" in done.out
+    assert "as configured: guardrail: " in done.out
+    assert ready(*words, "--require").code == 5
+
+
+def test_the_probe_is_on_where_every_replica_has_one(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    assert not read_outcome(tmp_path / "o" / "as_configured").observation.probe
+    words = ("--probe", "--scrape-interval", "3s", "--scrape-delay", "9ms")
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1", *words).code == 0
+    seen = read_outcome(tmp_path / "o" / "as_configured").observation
+    assert (seen.probe, seen.scrape_interval, seen.scrape_delay) == (True, 3 * 10**9, 9 * 10**6)
+    write(tmp_path / "loraledger.yaml", fleet(probe={"env": "KEY"}))
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    assert read_outcome(tmp_path / "o" / "as_configured").observation.probe
+
+
+def test_a_profile_of_another_engine_version_is_a_warning(ready: Cli, tmp_path: Path) -> None:
+    (tmp_path / "lab.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(read_profile(DEFAULT), name="lab")))
+    done = ready("replay", "t.jsonl", "--profile", "lab.json", "--engine-version", "0.99", "-j1")
+    assert done.err == "warning: profile lab is of vllm 0.24, the fleet runs 0.99: calibrate again\n"
+    silent = ready("replay", "t.jsonl", "--profile", "lab.json", "--engine-version", "0.24", "-j1")
+    assert (silent.code, silent.err) == (0, "")
+
+
+def test_the_engine_version_is_that_of_the_latest_recorded_request(ready: Cli, tmp_path: Path) -> None:
+    (tmp_path / "lab.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(read_profile(DEFAULT), name="lab")))
+    rows = [request_row(n, n, n + 1, engine_version=version) for n, version in enumerate(("0.24", "0.31", None))]
+    write_parquet({"requests": rows}, tmp_path / "record", "live")
+    done = ready("replay", "t.jsonl", "--profile", "lab.json", "-j1")
+    assert done.err == "warning: profile lab is of vllm 0.24, the fleet runs 0.31: calibrate again\n"
+
+
+def test_a_closed_loop_keeps_so_many_requests_open(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--clients", "3", "--out", "o", "-j1").code == 0
+    assert read_outcome(tmp_path / "o" / "as_configured").clients == 3
+    with RecordReader(tmp_path / "o" / "as_configured" / "record") as reader:
+        busy = "FROM requests a, requests b SELECT count(*) AS n WHERE a.arrived_ns BETWEEN b.arrived_ns AND b.finished_ns - 1"
+        most = reader.query(f"FROM ({busy} GROUP BY a.id) SELECT max(n) AS most")
+    assert most == [{"most": 3}]
+
+
+def test_profiles_can_be_compared(ready: Cli, tmp_path: Path) -> None:
+    slow = msgspec.structs.replace(read_profile(DEFAULT), name="slow", profile=TwinProfile(step_base_ps=20 * 10**9))
+    (tmp_path / "slow.json").write_bytes(msgspec.json.encode(slow))
+    done = ready("replay", "t.jsonl", "--set", f"profile={DEFAULT},slow.json", "-j1")
+    _, fast, late = lines(done, "what clients waited")
+    assert [fast[0], late[0]] == [DEFAULT, "slow.json"]
+    assert float(late[2]) > float(fast[2])
+    assert done.err == ""
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--set", "slots=0"], 2, "slots=0: must be at least 1"),
+        (["--set", "slot=4"], 2, "did you mean 'slots'"),
+        (["--policy", "round_robin"], 2, "did you mean 'round-robin'"),
+        (["--set", "slots=7"], 3, "slots=7: replica r1: host_entries is 6: must be at least slots (7)"),
+        (
+            ["--set", "slots=400", "--set", "host_entries=400"],
+            3,
+            "400 slots of rank 64 leave no KV: 26 leave one block",
+        ),
+        (["--set", "max_rank=8"], 3, "t.jsonl: row 2: adapter 'a1': its rank 16 is above max_rank 8"),
+        (["--set", "kv_blocks=20"], 3, "all KV of a replica takes 321"),
+        (["--profile", "no-such"], 3, "it is no shipped profile either; known: "),
+        (["--against", "nowhere"], 3, "nowhere: not the folder of a run"),
+        (["--out", "."], 3, "is not empty and no folder of a replay"),
+        (["--jobs", "0"], 2, "--jobs"),
+        (["--out", "t.jsonl"], 3, "t.jsonl: cannot be written: File exists"),
+        (["--scrape-interval", "1us"], 2, "scrape_interval is 1000 ns: must be at least 1 ms"),
+        (["--max-long-ratio", "inf"], 2, "long_ttft_ratio is inf"),
+        (["--slo", "5"], 2, "has no unit"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line_before_anything_is_played(
+    ready: Cli, tmp_path: Path, words: list[str], code: int, said: str
+) -> None:
+    done = ready("replay", "t.jsonl", *words)
+    text = re.sub(r"[\s│]+", " ", done.err)
+    assert (done.code, said in text) == (code, True), done.err
+    assert done.out == ""
+    if code == 3:
+        assert len([line for line in done.err.splitlines() if not line.startswith("warning: ")]) == 1
+    assert list(tmp_path.rglob("run.json")) == []
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"\x1f\x8b\x08 cut", b'{"loraledger_trace": 1}', b"\xff\xfe"])
+def test_what_is_no_trace_is_refused_by_name(ready: Cli, tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "x.jsonl").write_bytes(content)
+    done = ready("replay", "x.jsonl")
+    assert (done.code, done.err.startswith("loraledger: x.jsonl: "), done.err.count("\n")) == (3, True, 1)
+
+
+def test_unfit_requests_are_left_out_of_every_run_where_this_is_asked(ready: Cli, tmp_path: Path) -> None:
+    done = ready("replay", "t.jsonl", "--set", "max_rank=16,8", "--skip-unfit", "--out", "o", "-j1")
+    assert done.code == 0
+    first, second = (read_outcome(tmp_path / "o" / f"max_rank={rank}") for rank in (16, 8))
+    (left_out,) = first.dropped.items()
+    assert left_out[0] == "adapter larger than a slot"
+    assert first.dropped == second.dropped
+    assert first.requests == second.requests == 120 - left_out[1]
+    assert first.trace == second.trace
+    assert "without=" in first.trace
+    assert f"left out of every run: {left_out[1]} adapter larger than a slot\n" in done.out
+
+
+def test_bad_rows_are_refused_with_their_row_or_counted(ready: Cli, tmp_path: Path) -> None:
+    with (tmp_path / "t.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"at": -5}\n')
+    done = ready("replay", "t.jsonl", "-j1")
+    assert (done.code, "t.jsonl: row 122: not a request" in done.err) == (3, True)
+    assert ready("replay", "t.jsonl", "-j1", "--skip-bad", "--out", "o").code == 0
+    assert read_outcome(tmp_path / "o" / "as_configured").dropped == {"not a request": 1}
+
+
+def test_adapters_of_unknown_size_are_refused_or_given(ready: Cli, tmp_path: Path) -> None:
+    def forget(rows: list[dict[str, Any]]) -> None:
+        for adapter in rows[0]["adapters"]:
+            del adapter["bytes"]
+
+    edit(tmp_path / "t.jsonl", forget)
+    done = ready("replay", "t.jsonl", "-j1")
+    assert (done.code, "row 1: bytes of adapter" in done.err, "give --adapter-bytes" in done.err) == (3, True, True)
+    given = ready("replay", "t.jsonl", "-j1", "--adapter-bytes", "20MiB")
+    assert given.code == 0
+    assert "are those of the options" in given.err
+
+
+def test_runs_of_another_trace_are_not_mixed_in(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    edit(tmp_path / "t.jsonl", lambda rows: rows.pop())
+    done = ready("replay", "t.jsonl", "--out", "o", "-j1")
+    assert (done.code, "holds runs of another trace" in done.err) == (3, True)
+
+
+def test_names_that_a_terminal_would_obey_are_shown_escaped(ready: Cli, tmp_path: Path) -> None:
+    def rename(rows: list[dict[str, Any]]) -> None:
+        rows[0]["adapters"][0]["name"] = "\x1b[31mred"
+        for row in rows[1:]:
+            row["tenant"] = "\x1b[31mx"
+            row["adapter"] = "\x1b[31mred"
+
+    edit(tmp_path / "t.jsonl", rename)
+    done = ready("replay", "t.jsonl", "-j1")
+    assert done.code == 0
+    assert "\x1b" not in done.out + done.err
+    assert r"\x1b[31mred" in done.out
+
+
+def test_a_terminal_sees_how_the_runs_get_on(ready: Cli, tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "loraledger.cli.main", "replay", "t.jsonl", "--set", "slots=2,3", "-j1"],
+        cwd=tmp_path, stderr=slave, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}, check=True,
+    )  # fmt: skip
+    os.close(slave)
+    shown = os.read(master, 1 << 16)
+    os.close(master)
+    assert b"2 of 2 runs" in shown
+    assert done.stdout.startswith(b"what clients waited")
+
+
+def test_the_lines_of_runs_show_simulated_time_rate_and_time_left() -> None:
+    columns = (TextColumn("{task.description}"), TextColumn("{task.percentage:.0f} % {task.fields[said]}"))
+    display = Display(*columns, console=Console(file=io.StringIO(), width=120))
+    drawn = Drawn(display, ["slots=2", "slots=3\x1b"], 200)
+
+    def lines_shown() -> list[str]:
+        console = Console(file=io.StringIO(), width=120)
+        console.print(display.get_renderable())
+        assert isinstance(console.file, io.StringIO)
+        return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+    drawn.moved(0, Progress(90 * 10**9, 120, 100, 200, 12_345.6, 61.0))
+    drawn.moved(1, Progress(10**9, 12, 10, None, 5.0, None))
+    assert lines_shown() == [
+        "all runs 28 % 0 of 2 runs",
+        "slots=2 50 % 1.5 m simulated, 12,346 requests/s, 1.02 m left",
+        r"slots=3\x1b 5 % 1 s simulated, 5 requests/s",
+    ]
+    drawn.moved(1, Progress(10**9, 200, 200, None, 5.0, 0.0, writing=True))
+    drawn.ended(0, outcome(200))
+    assert lines_shown() == ["all runs 100 % 1 of 2 runs", r"slots=3\x1b 100 % writing its record"]
