@@ -63,6 +63,8 @@ class EmulatorServer:
             listener = socket.create_server((host, port), backlog=2048)
         except OSError as error:
             raise TargetError(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        # asyncio leaves Nagle's algorithm on here: each first token then waits 40 ms for the acknowledgement of its headers.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._port = listener.getsockname()[1]
         server = self._server
         server.config.load()

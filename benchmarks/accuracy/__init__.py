@@ -1,0 +1,1 @@
+"""How near replay comes to a real vLLM: `python -m benchmarks.accuracy`, or `make accuracy`."""

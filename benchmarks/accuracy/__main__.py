@@ -1,0 +1,218 @@
+"""How near replay comes to a real vLLM.
+
+Run: python -m benchmarks.accuracy [--minutes 5] [--work DIR] [--reuse] [--only NAME ...] [--markdown]
+
+One real vLLM (CPU build, tiny model, 12 adapters on 4 slots and 8 host entries) on one core, gateway and client on the other. It is
+calibrated, then serves three orders of adapters (``workload``), each saturated (a closed loop) and below saturation (an open one),
+each twice; then two servers share an open loop. Every run is recorded by the real gateway and replayed from its record with the
+calibrated profile (``compare``). The open loops' rate is a share of what the engine served when it was saturated.
+
+With 5 minutes a run it takes 68 minutes. What was done lies in the work folder: with ``--reuse`` only the rest is done, so a run
+can be cut anywhere and gone on with, or be done in pieces with ``--only``; without anything left to do it takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.accuracy import compare, stand
+from benchmarks.accuracy.client import Player
+from benchmarks.accuracy.workload import KINDS, Kind, calls, in_order
+from benchmarks.processes import ROOT
+from benchmarks.reproduce.table import Line, cells, markdown, summary
+from loraledger.adapters import read_folder
+from loraledger.engines.calibrate.facts import Given
+from loraledger.engines.calibrate.measure import Folder
+from loraledger.engines.calibrate.run import Request, calibrate
+from loraledger.engines.protocol import ReplicaTarget
+from loraledger.twin.calibrated import Calibrated
+
+WORK = ROOT / ".cache/accuracy"
+CLIENTS = 12
+"""Of a closed loop: half as many again as the engine runs at once."""
+LOAD = 0.6
+"""Of what the engine can serve, in an open loop."""
+RUNS = 2
+CALIBRATE_S = 240
+PAIR_SHARE = 0.3
+"""Of the minutes, for each run of the pair."""
+PROFILE, PLAN, DONE = "calibration.json", "plan.json", "done.json"
+CALIBRATED_WITH = ("a00", "a02", "a07")
+"""Small, middle and large."""
+
+
+def main() -> None:
+    """Measure what is missing, then print the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__.split("\n")[0])
+    parser.add_argument("--minutes", type=float, default=5.0, help="of each run")
+    parser.add_argument("--work", type=Path, default=WORK, help="where records and calibration are kept")
+    parser.add_argument("--reuse", action="store_true", help="keep what the work folder has")
+    parser.add_argument("--only", nargs="*", help="only these: calibration, KIND-MODE, pair (see --list)")
+    parser.add_argument("--list", action="store_true", help="print the names of all parts and end")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--json", type=Path, help="also write the lines there")
+    given = parser.parse_args()
+    if given.list:
+        print("calibration", *(f"{kind}-{mode}" for kind, mode in parts()), "pair")
+        return
+    if not given.reuse and given.only is None:
+        clear(given.work)
+    given.work.mkdir(parents=True, exist_ok=True)
+    Stand(given.work, given.minutes * 60, given.only).measure()
+    found = table(given.work)
+    below = summary(found)
+    if given.json is not None:
+        given.json.write_text(json.dumps([cells(line) for line in found]), encoding="utf-8")
+    if given.markdown:
+        print(markdown(found, below))
+    else:
+        for line in found:
+            print("  ".join(cells(line)))
+        print("\n".join(below))
+
+
+def parts() -> Iterator[tuple[Kind, str]]:
+    """Every workload: saturated first, because the open loops' rate comes from one of them."""
+    for mode in ("saturated", "open"):
+        for kind in KINDS:
+            yield kind, mode
+
+
+class Stand:
+    """Does what has not been done. ``only``: names of the parts to do; ``None``: all."""
+
+    def __init__(self, work: Path, seconds: float, only: list[str] | None) -> None:
+        self.work = work
+        self.seconds = seconds
+        self._only = only
+
+    def measure(self) -> None:
+        """Calibration, runs on one engine, runs on two."""
+        wanted = [f"{kind}-{mode}" for kind, mode in parts()]
+        todo = [f"{name}-{number}" for name in wanted for number in range(1, RUNS + 1) if self._asked(name)]
+        missing = [name for name in todo if not (self.work / name / DONE).exists()]
+        fresh = self._asked("calibration") and not (self.work / PROFILE).exists()
+        if missing or fresh:
+            with stand.engines(self._fresh("engines"), 1) as (model, running):
+                if fresh:
+                    self._calibrate(model, running[0].url)
+                for name in missing:
+                    self._run(name, model, running, self.seconds)
+        pair = [f"pair-{number}" for number in range(1, RUNS + 1)]
+        missing = [name for name in pair if self._asked("pair") and not (self.work / name / DONE).exists()]
+        if missing:
+            with stand.engines(self._fresh("engines"), 2) as (model, running):
+                for name in missing:
+                    self._run(name, model, running, self.seconds * PAIR_SHARE)
+
+    def _asked(self, name: str) -> bool:
+        return self._only is None or name in self._only
+
+    def _fresh(self, name: str) -> Path:
+        shutil.rmtree(self.work / name, ignore_errors=True)
+        return self.work / name
+
+    def _calibrate(self, model: stand.Model, url: str) -> None:
+        """What ``loraledger calibrate`` does, from this core."""
+        say("calibration")
+        folders = [read_folder(name, model.adapters[name]) for name in CALIBRATED_WITH]
+        request = Request(
+            target=ReplicaTarget("engine", url, probe_key=stand.PROBE_KEY),
+            model=None,
+            given=Given(max_seqs=stand.MAX_SEQS, token_budget=stand.TOKEN_BUDGET),
+            folders=tuple(Folder(one.path, one.bytes_disk, one.rank) for one in folders),
+            budget_s=min(CALIBRATE_S, max(90.0, self.seconds)),
+            quick=False,
+            name="accuracy",
+            device="one CPU core",
+            date=datetime.now(UTC).date().isoformat(),
+            source="python -m benchmarks.accuracy",
+        )
+        result = asyncio.run(calibrate(request, lambda _: None))
+        compare.save_points(self.work / PROFILE, result.calibrated, result.points)
+
+    def _run(self, name: str, model: stand.Model, running: list[stand.Engine], seconds: float) -> None:
+        """One run through a gateway of its own."""
+        kind, mode, _ = ("zipf", "pair", "") if name.startswith("pair") else name.split("-")
+        rate = None if mode == "saturated" else self._rate() * (1.0 if mode == "open" else 0.8)
+        say(f"{name}: {seconds:.0f} s" + ("" if rate is None else f" at {rate:.2f} requests/s"))
+        work = calls(kind_of(kind), sorted(model.adapters), seed=1, rate=rate)
+        with stand.gateway(self._fresh(name), model, running) as gateway:
+            player = Player(gateway.port, stand.key())
+            if rate is None:
+                asyncio.run(player.closed_loop(work, CLIENTS, seconds))
+            else:
+                asyncio.run(player.open_loop(in_order(work, seconds)))
+        if set(player.ended) - {"ok"}:
+            raise RuntimeError(f"{name}: not all calls were answered: {dict(player.ended)}")
+        (self.work / name / DONE).write_text(json.dumps({"seconds": seconds, "rate": rate, "ended": player.ended}))
+
+    def _rate(self) -> float:
+        """Of the open loops: decided once, from what a saturated engine served."""
+        plan = self.work / PLAN
+        if not plan.exists():
+            most = compare.served_per_s(self.work / "zipf-saturated-1/record")
+            plan.write_text(json.dumps({"requests_per_s": LOAD * most, "of": most}))
+        found: float = json.loads(plan.read_text())["requests_per_s"]
+        return found
+
+
+def clear(work: Path) -> None:
+    """Remove what this program leaves in ``work``, and nothing else."""
+    for name in ("pair", *(f"{kind}-{mode}" for kind, mode in parts())):
+        for number in range(1, RUNS + 1):
+            shutil.rmtree(work / f"{name}-{number}", ignore_errors=True)
+    shutil.rmtree(work / "engines", ignore_errors=True)
+    for name in (PROFILE, PLAN):
+        (work / name).unlink(missing_ok=True)
+
+
+def kind_of(name: str) -> Kind:
+    """``name`` as a kind of workload."""
+    (found,) = [kind for kind in KINDS if kind == name]
+    return found
+
+
+def table(work: Path) -> list[Line]:
+    """Every line that the work folder has the runs for."""
+    if not (work / PROFILE).exists():
+        return []
+    calibrated, points = compare.load_points(work / PROFILE)
+    found: list[Line] = []
+    for kind, mode in parts():
+        name = f"{kind}-{mode}"
+        measured, ours = pairs(work, name, calibrated, CLIENTS if mode == "saturated" else None)
+        if measured:
+            found += compare.lines(name, measured, ours, saturated=mode == "saturated")
+            found.append(compare.naive_line(name, points, measured, ours, saturated=mode == "saturated"))
+    measured, ours = pairs(work, "pair", calibrated, None)
+    return found + (compare.hit_lines("two replicas, zipf-open", measured, ours) if measured else [])
+
+
+def pairs(
+    work: Path, name: str, calibrated: Calibrated, clients: int | None
+) -> tuple[list[compare.Figures], list[compare.Figures]]:
+    """Each finished run of ``name``: as measured, and as replayed."""
+    measured, ours = [], []
+    for number in range(1, RUNS + 1):
+        folder = work / f"{name}-{number}"
+        if (folder / DONE).exists():
+            measured.append(compare.figures(folder / "record"))
+            ours.append(compare.replayed(folder / "record", calibrated, folder / "replay", clients))
+    return measured, ours
+
+
+def say(text: str) -> None:
+    """What is done now, for whoever waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""A measured run beside its replay: the same figures of both, from the same tables, by the same code.
+
+A replay gets the requests of the record (arrivals, adapters, tokens as the engine counted them), the kernel's settings out of the
+journal, and the calibrated profile; nothing of how the run went. Open loops are replayed at their recorded arrivals. Closed loops
+are replayed as closed loops: the requests in their recorded order, the next one when one ends, because their arrivals are an
+outcome of the engine's speed and would give the answer away.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from benchmarks.reproduce.table import Line
+from loraledger.conductor.reading import Segment, open_record
+from loraledger.kernel.settings import MS
+from loraledger.record.frames import segments
+from loraledger.record.tables import HIT_CLASSES, Row
+from loraledger.replay.observation import PS_PER_NS, Observation
+from loraledger.replay.outcome import RECORD_FOLDER
+from loraledger.replay.recorded import Recorded
+from loraledger.replay.run import run
+from loraledger.replay.scenario import Scenario
+from loraledger.replay.trace import BadRows
+from loraledger.twin.calibrated import Calibrated
+from loraledger.twin.fit_points import Points
+
+TARGETS: Final = {
+    "throughput": 0.05,
+    "mean TTFT": 0.12,
+    "mean ITL": 0.12,
+    "p90 TTFT": 0.20,
+    "p90 ITL": 0.20,
+    "loads": 0.02,
+}
+HIT_TARGET: Final = 1.0
+"""Percentage points."""
+UNITS: Final = {"throughput": "tokens/s", "loads": "loads"}
+NAIVE: Final = ("throughput", "mean TTFT", "mean ITL")
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one run. Times in ms; ``hits`` are shares of requests in percent, by the class when the kernel decided."""
+
+    requests: int
+    values: dict[str, float]
+    hits: dict[str, float]
+
+
+def figures(record: Path) -> Figures:
+    """The figures of a record, live or replayed."""
+    with open_record(record) as reader:
+        rows = [row for row in reader.rows("requests") if row["status"] == "ok"]
+        moves = reader.rows("residency")
+    ttft = [_span(row, "arrived_ns", "first_token_ns") for row in rows]
+    itl = [_number(row["itl_mean_ns"]) / MS for row in rows if row["itl_mean_ns"] is not None]
+    values = {
+        "throughput": sum(_number(row["generated_tokens"]) for row in rows) / _seconds(rows),
+        "mean TTFT": fmean(ttft),
+        "mean ITL": fmean(itl),
+        "p90 TTFT": _p90(ttft),
+        "p90 ITL": _p90(itl),
+        "loads": float(sum(_is_load(move) for move in moves)),
+    }
+    classes = Counter(str(row["hit_class"]) for row in rows)
+    return Figures(len(rows), values, {name: 100 * classes[name] / len(rows) for name in HIT_CLASSES if classes[name]})
+
+
+def replayed(record: Path, calibrated: Calibrated, out: Path, clients: int | None) -> Figures:
+    """The figures of the replay of a record; ``out`` gets its run folder."""
+    settings = Segment(segments(record)[0]).settings
+    observation = Observation(
+        probe=True,
+        boundary=calibrated.boundary_ps // PS_PER_NS,
+        boundary_per_seq=calibrated.boundary_per_seq_ps // PS_PER_NS,
+        load_call=calibrated.load_call_ps // PS_PER_NS,
+    )
+    scenario = Scenario(
+        label=out.name,
+        settings=settings,
+        profiles={spec.name: calibrated.profile for spec in settings.replicas},
+        observation=observation,
+    )
+    with open_record(record) as reader:
+        requests = [request for _, request in Recorded(reader, BadRows(record), "drop")]
+    run(scenario, requests, out, trace_digest="", clients=clients)
+    return figures(out / RECORD_FOLDER)
+
+
+def served_per_s(record: Path) -> float:
+    """Requests a second that a saturated engine answered."""
+    with open_record(record) as reader:
+        rows = [row for row in reader.rows("requests") if row["status"] == "ok"]
+    return len(rows) / _seconds(rows)
+
+
+def lines(what: str, measured: Sequence[Figures], ours: Sequence[Figures], *, saturated: bool) -> list[Line]:
+    """One line a figure: means over the runs, the error over the larger of target and twice the run-to-run noise.
+
+    Throughput is judged where the engine is saturated: below that it is what arrived.
+    """
+    found = []
+    for name, target in TARGETS.items():
+        if name == "throughput" and not saturated:
+            continue
+        seen, said = [m.values[name] for m in measured], [o.values[name] for o in ours]
+        error = fmean(relative(o, m, symmetric=name == "throughput") for o, m in zip(said, seen, strict=True))
+        noise = spread(seen)
+        tolerance = max(target, 2 * noise)
+        found.append(
+            Line(
+                "accuracy",
+                f"{what}: {name}",
+                UNITS.get(name, "ms"),
+                fmean(seen),
+                fmean(said),
+                f"{100 * error:+.1f} %",
+                f"{100 * tolerance:.1f} %",
+                abs(error) <= tolerance,
+                "" if abs(error) <= tolerance else f"two runs differ by {100 * noise:.1f} %",
+                group=name,
+            )
+        )
+    return found + hit_lines(what, measured, ours)
+
+
+def hit_lines(what: str, measured: Sequence[Figures], ours: Sequence[Figures]) -> list[Line]:
+    """A line for each hit class that occurred."""
+    found = []
+    for name in sorted({name for run_ in (*measured, *ours) for name in run_.hits}):
+        seen, said = [m.hits.get(name, 0.0) for m in measured], [o.hits.get(name, 0.0) for o in ours]
+        error = fmean(said) - fmean(seen)
+        tolerance = max(HIT_TARGET, 2 * (max(seen) - min(seen)))
+        found.append(
+            Line(
+                "accuracy",
+                f"{what}: hit rate, {name}",
+                "%",
+                fmean(seen),
+                fmean(said),
+                f"{error:+.2f} points",
+                f"{tolerance:.1f} points",
+                abs(error) <= tolerance,
+                "" if abs(error) <= tolerance else f"two runs differ by {max(seen) - min(seen):.1f} points",
+                group="hit rate",
+            )
+        )
+    return found
+
+
+def naive(points: Points) -> dict[str, float]:
+    """What a predictor answers that knows the calibration's means and nothing else."""
+    served = [point for point in points.decodes if point.adapters] or list(points.decodes)
+    waits = [point.seconds for point in points.prefills] + [point.ttft for point in points.mixed]
+    return {
+        "throughput": fmean(point.sequences / point.seconds for point in served),
+        "mean TTFT": 1e3 * fmean(waits),
+        "mean ITL": 1e3 * fmean(point.seconds for point in served),
+    }
+
+
+def naive_line(
+    what: str, points: Points, measured: Sequence[Figures], ours: Sequence[Figures], *, saturated: bool
+) -> Line:
+    """Whether the mean error over TTFT, ITL and, where it is judged, throughput is below that of the calibration's means."""
+    guess, judged = naive(points), NAIVE if saturated else NAIVE[1:]
+    errors = {"ours": 0.0, "naive": 0.0}
+    for seen, said in zip(measured, ours, strict=True):
+        errors["ours"] += fmean(abs(relative(said.values[name], seen.values[name])) for name in judged)
+        errors["naive"] += fmean(abs(relative(guess[name], seen.values[name])) for name in judged)
+    mine, theirs = (100 * errors[name] / len(measured) for name in ("ours", "naive"))
+    return Line(
+        "accuracy",
+        f"{what}: mean error against that of the calibration's means",
+        "%",
+        theirs,
+        mine,
+        f"{mine - theirs:+.1f} points",
+        "below 0",
+        mine < theirs,
+        group="against the calibration's means",
+    )
+
+
+def relative(ours: float, theirs: float, *, symmetric: bool = False) -> float:
+    """``ours`` over ``theirs``, less one; ``symmetric``: over the mean of both, as SMAPE has it."""
+    scale = (abs(ours) + abs(theirs)) / 2 if symmetric else abs(theirs)
+    return (ours - theirs) / scale if scale else 0.0
+
+
+def spread(values: Sequence[float]) -> float:
+    """How far runs of the same are apart, over their mean."""
+    mean = fmean(values)
+    return (max(values) - min(values)) / mean if mean else 0.0
+
+
+def load_points(path: Path) -> tuple[Calibrated, Points]:
+    """A calibration as ``save_points`` left it."""
+    return msgspec.json.decode(path.read_bytes(), type=tuple[Calibrated, Points])
+
+
+def save_points(path: Path, calibrated: Calibrated, points: Points) -> None:
+    """Keep a calibration with what was measured."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode((calibrated, points)), indent=1))
+
+
+def _is_load(move: Row) -> bool:
+    """Bytes that reached the host cache, as the engine's probe told."""
+    return move["cause"] == "load" and move["tier_before"] == "disk" and move["tier_after"] == "host"
+
+
+def _seconds(rows: Sequence[Row]) -> float:
+    """From the first arrival to the last end."""
+    last, first = max(_number(row["finished_ns"]) for row in rows), min(_number(row["arrived_ns"]) for row in rows)
+    return (last - first) / 1e9
+
+
+def _span(row: Row, start: str, end: str) -> float:
+    return (_number(row[end]) - _number(row[start])) / MS
+
+
+def _number(value: object) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _p90(values: Sequence[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.9 * len(values)))]

@@ -1,0 +1,189 @@
+"""Calibration against an engine whose constants are known: the emulator, a twin, here on a clock that holds no time but its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engines.emulated import adapter, client, complete
+from loraledger.engines.calibrate.facts import Given
+from loraledger.engines.calibrate.measure import PREFIX, Folder, steady
+from loraledger.engines.calibrate.plan import DecodeProbe, MixedProbe, MoveProbe, PrefillProbe, Probe
+from loraledger.engines.calibrate.run import Progress, Request, Result, calibrate
+from loraledger.engines.emulator import EmulatorServer, EmulatorSettings
+from loraledger.engines.protocol import ReplicaTarget
+from loraledger.errors import TargetError
+from loraledger.twin.fit_points import MovePoint
+from loraledger.twin.profile import PS_PER_MS, PS_PER_S, TwinProfile
+
+from .virtual_clock import on_virtual_clock
+
+TRUE = TwinProfile(
+    slots=2,
+    host_entries=3,
+    max_seqs=8,
+    token_budget=256,
+    kv_blocks=4096,
+    step_base_ps=12 * PS_PER_MS,
+    step_per_seq_ps=1 * PS_PER_MS,
+    step_per_kv_token_ps=2_000_000,
+    adapter_step_ps=4 * PS_PER_MS,
+    prefill_floor_ps=10 * PS_PER_MS,
+    prefill_offset_ps=0,
+    prefill_per_token_ps=300_000_000,
+    load_overhead_ps=30 * PS_PER_MS,
+    load_bytes_per_s=60_000_000,
+    activation_ps=20 * PS_PER_MS,
+)
+PROBES: tuple[Probe, ...] = (
+    DecodeProbe(sequences=1, prompt=16, adapters=0),
+    DecodeProbe(sequences=1, prompt=16, adapters=1),
+    DecodeProbe(sequences=8, prompt=16, adapters=1),
+    DecodeProbe(sequences=8, prompt=16, adapters=2),
+    DecodeProbe(sequences=4, prompt=400, adapters=1),
+    PrefillProbe(tokens=8),
+    PrefillProbe(tokens=128),
+    MoveProbe(kind="activation", folder=0),
+    MoveProbe(kind="load", folder=0),
+    MoveProbe(kind="load", folder=1),
+    MixedProbe(sequences=2, tokens=128),
+)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Folder, ...]:
+    sizes = {"small": (8, 500_000), "large": (64, 3_000_000)}
+    return tuple(
+        Folder(Path(adapter(tmp_path, name, rank=rank, size=size)), size, rank) for name, (rank, size) in sizes.items()
+    )
+
+
+@asynccontextmanager
+async def running(**changes: Any) -> AsyncIterator[EmulatorServer]:
+    async with EmulatorServer(EmulatorSettings(**{"profile": TRUE, "max_model_len": 512, **changes})) as server:
+        yield server
+
+
+async def calibrated(
+    server: EmulatorServer,
+    folders: tuple[Folder, ...] = (),
+    *,
+    budget_s: float = 60.0,
+    show: Callable[[Progress], None] = lambda _: None,
+    **changes: Any,
+) -> Result:
+    given = Given(slots=2, host_entries=3, max_seqs=8, token_budget=256, max_rank=64)
+    request: dict[str, Any] = {"target": ReplicaTarget("engine", server.url), "model": None, "given": given}
+    request |= {"folders": folders, "budget_s": budget_s, "quick": True, "name": "n", "device": "d"}
+    return await calibrate(Request(**{**request, "date": "2026-11-29", "source": "a test", **changes}), show)
+
+
+@on_virtual_clock
+async def test_the_emulators_own_constants_are_recovered(
+    folders: tuple[Folder, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: list(PROBES))
+    seen: list[Progress] = []
+    async with running() as server:
+        result = await calibrated(server, folders, show=seen.append)
+        assert not server.engine.adapters
+    found = result.calibrated.profile
+    for n, kv, k in ((1, 40, 1), (8, 300, 1), (8, 300, 2), (4, 1700, 1)):
+        assert found.step_ps(n, kv, 0, k) == pytest.approx(TRUE.step_ps(n, kv, 0, k), rel=0.01)
+    assert found.adapter_step_ps == pytest.approx(TRUE.adapter_step_ps, rel=0.01)
+    assert found.activation_ps == pytest.approx(TRUE.activation_ps, rel=0.01)
+    for folder in folders:
+        assert found.load_ps(folder.bytes) == pytest.approx(TRUE.load_ps(folder.bytes), rel=0.01)
+    ttft = found.step_ps(0, 0, 128, 1) + result.calibrated.boundary_ps
+    assert ttft == pytest.approx(TRUE.step_ps(0, 0, 128, 1), rel=0.01)
+    # What is left is how far six arrivals within a step are from their mean.
+    assert result.calibrated.boundary_ps < PS_PER_MS
+    assert result.calibrated.boundary_per_seq_ps < PS_PER_MS
+    assert (found.slots, found.host_entries, found.kv_blocks, found.block_size) == (2, 3, 4096, 16)
+    assert [progress.done for progress in seen] == list(range(len(PROBES) + 1))
+
+
+@on_virtual_clock
+async def test_a_load_call_is_the_stall_of_a_stream_beside_it(
+    folders: tuple[Folder, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probes = [*PROBES[:2], PROBES[5], MoveProbe(kind="call", folder=1)]
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: probes)
+    async with running() as server:
+        (call,) = (await calibrated(server, folders)).points.calls
+    assert isinstance(call, MovePoint)
+    assert call.seconds == pytest.approx((TRUE.load_ps(3_000_000) + TRUE.activate_ps(64)) / PS_PER_S, rel=0.01)
+
+
+@on_virtual_clock
+async def test_a_busy_engine_is_refused_before_anything_is_sent() -> None:
+    async with (
+        running() as server,
+        client(server) as http,
+        http.stream(
+            "POST", "/v1/completions", json={"model": "base", "prompt": "x", "max_tokens": 200, "stream": True}
+        ) as reply,
+    ):
+        await anext(reply.aiter_raw())
+        with pytest.raises(TargetError, match="1 requests in hand") as caught:
+            await calibrated(server)
+    assert caught.value.code == "engine_busy"
+
+
+@on_virtual_clock
+async def test_adapters_are_unloaded_when_a_calibration_fails(folders: tuple[Folder, ...], tmp_path: Path) -> None:
+    gone = Folder(tmp_path / "gone", 10, 8)
+    async with running() as server:
+        with pytest.raises(TargetError, match="refused to load"):
+            await calibrated(server, (folders[0], gone))
+        assert not server.engine.adapters
+
+
+@on_virtual_clock
+async def test_leftovers_of_a_killed_calibration_are_unloaded_and_foreign_adapters_are_not(
+    folders: tuple[Folder, ...],
+) -> None:
+    async with running(profile=TRUE) as server, client(server) as http:
+        for name in (f"{PREFIX}7", "theirs"):
+            body = {"lora_name": name, "lora_path": str(folders[0].path)}
+            (await http.post("/v1/load_lora_adapter", json=body)).raise_for_status()
+        with pytest.raises(TargetError):
+            await calibrated(server, budget_s=0.001)
+        assert list(server.engine.adapters) == ["theirs"]
+
+
+@on_virtual_clock
+async def test_a_budget_that_is_too_short_for_a_profile_says_so() -> None:
+    async with running() as server:
+        with pytest.raises(TargetError, match="longer --budget") as caught:
+            await calibrated(server, budget_s=0.001)
+    assert caught.value.code == "budget_too_short"
+
+
+@on_virtual_clock
+async def test_requests_of_others_meanwhile_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: [PROBES[0], PROBES[5]])
+    async with running() as server, client(server) as http:
+        others: list[asyncio.Task[Any]] = []
+        alone = await calibrated(server)
+        shared = await calibrated(server, show=lambda _: others.append(asyncio.create_task(complete(http))))
+        await asyncio.gather(*others)
+    assert alone.calibrated.notes == ()
+    assert any("requests of others" in note for note in shared.calibrated.notes)
+
+
+@on_virtual_clock
+async def test_the_wrong_base_model_is_refused_by_name() -> None:
+    async with running() as server:
+        with pytest.raises(TargetError, match="serves base, not llama"):
+            await calibrated(server, model="llama")
+
+
+def test_a_hiccup_of_over_ten_steps_is_no_step_and_bursts_are() -> None:
+    assert steady([0.01] * 30 + [0.5]) == pytest.approx(0.01)
+    assert steady([0.0, 0.0, 0.0, 0.04] * 8) == pytest.approx(0.01)

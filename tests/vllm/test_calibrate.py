@@ -1,0 +1,92 @@
+"""A real vLLM is calibrated over its own API, and what it does then is what the profile says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from statistics import median
+
+import pytest
+
+from loraledger.adapters import read_folder
+from loraledger.engines.calibrate.asking import Asker
+from loraledger.engines.calibrate.facts import Given, Reader
+from loraledger.engines.calibrate.measure import PREFIX, Bench, Folder
+from loraledger.engines.calibrate.plan import DecodeProbe
+from loraledger.engines.calibrate.run import Request, Result, calibrate
+from loraledger.engines.protocol import ReplicaTarget
+from loraledger.engines.vllm_api import VllmApi
+from loraledger.twin.calibrated import decode, encode
+from loraledger.twin.fit_points import DecodePoint
+from loraledger.twin.profile import PS_PER_S
+
+from .engine import Engine, Model
+
+GIVEN = Given(host_entries=4, max_rank=64, max_seqs=16, token_budget=128)
+HELD_OUT = DecodeProbe(sequences=6, prompt=24, adapters=1)
+"""A batch and a context that --quick does not measure: it has 1, 4, 8 and 16 streams of 16 tokens."""
+LIMIT_S = 90.0
+
+
+def folders(model: Model) -> tuple[Folder, ...]:
+    read = [read_folder(name, model.adapters[name]) for name in ("a00", "a07")]
+    return tuple(Folder(one.path, one.bytes_disk, one.rank) for one in read)
+
+
+async def quick(target: ReplicaTarget, model: Model) -> Result:
+    request = Request(
+        target=target,
+        model=None,
+        given=GIVEN,
+        folders=folders(model),
+        budget_s=LIMIT_S - 10,
+        quick=True,
+        name="tiny",
+        device="CPU",
+        date="2026-11-29",
+        source="a test",
+    )
+    return await calibrate(request, lambda _: None)
+
+
+async def left_behind(target: ReplicaTarget) -> list[str]:
+    """Names of a calibration that the engine still knows."""
+    api = VllmApi(target)
+    try:
+        return [name for name in (await api.models()).adapters if name.startswith(PREFIX)]
+    finally:
+        await api.close()
+
+
+async def held_out(target: ReplicaTarget, model: Model) -> float:
+    """The step of the held-out batch, s: the median of three."""
+    reader, asker, api = Reader(target), Asker(target, seed=9), VllmApi(target)
+    bench = Bench(asker, api, None, await reader.read(None, GIVEN), folders(model))
+    try:
+        await bench.prepare(lambda: reader.read(None, GIVEN))
+        seen = [point for _ in range(3) for point in await bench.measure(HELD_OUT)]
+    finally:
+        await bench.cleanup()
+        for closing in (reader.close(), asker.close(), api.close()):
+            await closing
+    return median(point.seconds for point in seen if isinstance(point, DecodePoint))
+
+
+def test_quick_calibration_tells_a_step_that_it_never_measured_within_15_per_cent(engine: Engine, model: Model) -> None:
+    target = ReplicaTarget("engine", engine.url)
+    began = time.monotonic()
+    result = asyncio.run(quick(target, model))
+    took = time.monotonic() - began
+    assert took < LIMIT_S
+    assert asyncio.run(left_behind(target)) == []
+    found = result.calibrated
+    assert decode(encode(found)) == found
+    assert found.engine_version == "0.32.0"
+    assert (found.profile.slots, found.profile.block_size) == (2, 128)
+    assert found.profile.kv_tokens == 262_144
+    assert found.block_bytes == 2**30 // found.profile.kv_blocks
+    assert {term.name for term in found.terms if term.points} >= {"decode", "prefill", "mixed", "load", "adapter"}
+
+    step = asyncio.run(held_out(target, model))
+    predicted = found.profile.step_ps(6, 6 * (24 + 24), 0, 1) / PS_PER_S
+    assert predicted == pytest.approx(step, rel=0.15)
