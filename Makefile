@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench fuzz format clean
+.PHONY: demo test check test-vllm bench reproduce accuracy fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -39,7 +39,20 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each 
 	$(BIN)/python -m benchmarks.adapters
 	$(BIN)/python -m benchmarks.store
 	$(BIN)/python -m benchmarks.twin
+	$(BIN)/python -m benchmarks.replay_speed --quick
 	$(BIN)/python -m benchmarks.policies --quick
+
+reproduce: $(STAMP)  ## published measurements, predicted: make reproduce DATA=DIR
+	@test -n "$(DATA)" || { echo "make reproduce DATA=DIR: DIR holds the public results; docs/accuracy.md says which" >&2; exit 2; }
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.reproduce "$(DATA)" --markdown .cache/reproduce.md
+	$(BIN)/python tools/section.py docs/accuracy.md reproduce < .cache/reproduce.md
+
+accuracy: $(STAMP)  ## a real vLLM, calibrated and predicted; 70 minutes on a quiet machine
+	tools/vllm_env.sh
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.accuracy --markdown > .cache/accuracy.md
+	$(BIN)/python tools/section.py docs/accuracy.md accuracy < .cache/accuracy.md
 
 fuzz: $(STAMP)  ## readers of adapter files against hostile input, five minutes each; the twin against its oracle
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris

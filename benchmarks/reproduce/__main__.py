@@ -1,0 +1,120 @@
+"""All reproduction targets in one table: published, ours, error, tolerance, pass; misses stay in it with their reasons.
+
+    python -m benchmarks.reproduce DATA [--only 2,3] [--json FILE] [--markdown FILE] [--write-profiles DIR]
+
+DATA holds ``slora-results`` (S-LoRA's benchmarks/paper) and ``bsc-vllm-lora-grid``; a folder that is not there is said below
+the table, targets that need no data are always computed. What a run is, is told from folder, file name and content: more GPUs,
+settings or files of the same form are simply more rows. Progress goes to stderr.
+
+Exit codes: 0 the table was printed and at least 80 % of its lines pass, 3 a file in DATA is bad or DATA holds nothing, 5 fewer
+pass. ``--markdown`` writes the table with passing single runs folded into one row a group, as docs/accuracy.md has it.
+``--write-profiles`` writes the fits as profiles that ``loraledger replay`` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Final, Protocol, cast
+
+from benchmarks.reproduce import slora, table
+from benchmarks.reproduce.slora_profiles import write_profiles
+from benchmarks.reproduce.table import Counted, LeftOut, Line
+from loraledger.cli.output import print_table
+from loraledger.errors import InputFileError, LedgerError
+
+OTHERS: Final = {
+    # module: (targets, the folder that it reads)
+    "punica": (("8",), None),
+    "grid": (("13",), "bsc-vllm-lora-grid"),
+    "ledger_row": (("14",), None),
+    "bounds_row": (("15", "18"), None),
+}
+
+
+class _Targets(Protocol):
+    def lines(self, data: Path, say: Callable[[str], None]) -> list[Line]: ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the targets asked for; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Published measurements of multi-LoRA serving, predicted.")
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--only", help="targets, as in 2,3")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--write-profiles", type=Path, metavar="DIR")
+    args = parser.parse_args(argv)
+    known = {*slora.TARGETS, *(target for targets, _ in OTHERS.values() for target in targets)}
+    wanted = known if args.only is None else {part.strip() for part in args.only.split(",")}
+    if wanted - known:
+        parser.error(f"--only knows targets {', '.join(sorted(known, key=table.order))}")
+    try:
+        return _run(args, wanted)
+    except LedgerError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def _run(args: argparse.Namespace, wanted: set[str]) -> int:
+    lines, counted, left_out = _collect(args.data, wanted, args.write_profiles)
+    below = table.summary(lines, counted, left_out)
+    print_table(table.COLUMNS, [table.cells(line) for line in lines], table.RIGHT)
+    print()
+    print("\n".join(below))
+    if args.markdown is not None:
+        args.markdown.write_text(table.markdown(lines, below), encoding="utf-8")
+    passed, count = table.share(lines)
+    if args.json is not None:
+        document = {
+            "passed": passed,
+            "counted": count,
+            "lines": table.as_data(lines),
+            "constants": [asdict(one) for one in counted],
+            "left_out": [asdict(one) for one in left_out],
+        }
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return 0 if passed >= table.LEAST_SHARE * count else 5
+
+
+def _collect(data: Path, wanted: set[str], profiles: Path | None) -> tuple[list[Line], list[Counted], list[LeftOut]]:
+    """The lines of the targets ``wanted``. Raises ``InputFileError``."""
+    if not data.is_dir():
+        raise InputFileError(f"{data}: not a folder; it should hold slora-results and bsc-vllm-lora-grid")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    lines: list[Line] = []
+    counted: list[Counted] = []
+    left_out: list[LeftOut] = []
+    if wanted & {*slora.TARGETS}:
+        if (data / slora.FOLDER).is_dir():
+            study = slora.study(data, say)
+            lines, counted, left_out = study.lines, study.counted(), study.left_out
+            if profiles is not None:
+                for path in write_profiles(study.fits, profiles):
+                    say(f"wrote {path}")
+        else:
+            left_out.append(LeftOut("targets 1 to 7", f"{data} has no {slora.FOLDER}"))
+    for name, (targets, folder) in OTHERS.items():
+        if not wanted & {*targets}:
+            continue
+        if folder is not None and not (data / folder).is_dir():
+            left_out.append(LeftOut(f"target {' and '.join(targets)}", f"{data} has no {folder}"))
+            continue
+        say(f"target {' and '.join(targets)}")
+        lines += cast(_Targets, import_module(f"benchmarks.reproduce.{name}")).lines(data, say)
+    lines = [line for line in lines if line.target in wanted]
+    return sorted(lines, key=lambda line: table.order(line.target)), counted, left_out
+
+
+if __name__ == "__main__":
+    sys.exit(main())
