@@ -1,7 +1,7 @@
 """Targets 15 and 18: the twin's caches against what theory says of them.
 
 Theory of operation. *LRU.* Under independent requests an LRU of C entries finds adapter i with probability 1 - exp(-p_i t), where
-t is such that these add up to C (Che, Tung, Wang: Hierarchical Web Caching Systems, 2002); no cache that keeps the same adapters
+t is such that these add up to C (Che and others: Hierarchical Web Caching Systems, 2002); no cache that keeps the same adapters
 for ever beats the C most popular ones. Computed hit ratios are compared with published ones (two decimals, hence .01), and the
 twin's slots with the computation.
 
@@ -16,8 +16,9 @@ of i finds its adapter in use, or fewer than C others (arrivals see time average
     admitted = sum p_i (a_i + (1 - a_i) P(others in use < C))
 
 where the number of others is a sum of independent yes and no's, whose distribution is exact by convolution. The least C with 95 %
-is compared with the least C at which the twin, where the others wait for a slot, gives a first token in two steps to 95 %. Rows
-15 and 18 need no data."""
+is compared with the least C at which the twin, where the others wait for a slot, gives a first token in two steps to 95 %. Neither
+needs data.
+"""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _reason(run: Run, ours: Predicted) -> str:
             f"{run.loads:,.0f} loads ({100 * share:.0f} % of it) where the twin has {ours.loads:,}: vLLM's LRU may evict "
             "an adapter of the step in hand and then brings it back"
         )
-    return "; ".join(said) or "step time: linear in batch and adapters"
+    return "; ".join(said) or "the linear form of a step (how far it is off: first line of this target)"
 
 
 def _percent(share: float) -> str:

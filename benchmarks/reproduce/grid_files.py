@@ -25,7 +25,7 @@ MAX_REQUESTS: Final = 1_000_000
 _MAX_FILE: Final = 64 << 20
 _ROUNDED: Final = 0.06
 """``adapter_rates`` times adapters may miss the rate of all by so much, by its rounding."""
-_NUMBERS: Final = (
+COLUMNS: Final = (
     "gpu_loras",
     "cpu_loras",
     "rank",
@@ -94,7 +94,7 @@ def _read(path: Path) -> Iterator[Run]:
             raise InputFileError(f"{path}: more than {_MAX_FILE >> 20} MiB")
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            if missing := set(_NUMBERS) - set(reader.fieldnames or ()):
+            if missing := set(COLUMNS) - set(reader.fieldnames or ()):
                 raise InputFileError(f"{path}: no column {min(missing)}")
             for number, row in enumerate(reader, start=2):
                 run = _run(f"{path}: row {number}", path.stem, row)
@@ -105,7 +105,7 @@ def _read(path: Path) -> Iterator[Run]:
 
 
 def _run(where: str, stem: str, row: Mapping[str, str | None]) -> Run | None:
-    values = {name: _number(where, name, row[name]) for name in _NUMBERS}
+    values = {name: _number(where, name, row[name]) for name in COLUMNS}
     slots, adapters, rank = (int(values[name]) for name in ("gpu_loras", "cpu_loras", "rank"))
     if not 1 <= slots <= adapters <= MAX_ADAPTERS or rank < 1:
         raise InputFileError(
@@ -146,7 +146,7 @@ def _run(where: str, stem: str, row: Mapping[str, str | None]) -> Run | None:
 def _number(where: str, name: str, text: str | None) -> float:
     """A finite number of 0 or more; an empty mean of nothing is 0."""
     try:
-        value = float(text or 0)
+        value = math.nan if text is None else float(text or 0)
     except ValueError:
         value = math.nan
     if not 0 <= value < 1e15:

@@ -8,7 +8,8 @@ compared as it is, and the fixed part is the one constant fitted, the mean of wh
 
 What the fixed part is: vLLM 0.8, which the authors used, kept rows for tokens that adapters may add (``lora_extra_vocab_size``,
 256) for the embedding and for the head of each slot, whatever its rank: 2 x 256 x hidden x 2 bytes, 32 tokens of this model. The
-rest, some 14 tokens, is not explained here. vLLM 0.32 has no such rows."""
+rest, some 14 tokens, is not explained here. vLLM 0.32 has no such rows.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ A step of b sequences with KV tokens takes ``base + each * b + KV bytes / bandwi
 of the peak; adapters add 2 ms to a step (Punica's abstract). ``base`` and ``each`` of a model are fitted to two measured token
 rates of the baseline: all requests of one adapter (batches of 32) and all of different ones (batches of 1). The rest is
 predicted: the baseline's rates for the two spreads in between, and Punica's own, for four spreads. Rates count prompt and output
-tokens."""
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -123,30 +124,43 @@ def _profile(model: Model, base: float, each: float, batches: Batches) -> TwinPr
 
 
 def rate(profile: TwinProfile, requests: list[Request], batches: Batches) -> float:
-    """Prompt and output tokens a second over the whole run."""
+    """Prompt and output tokens a second over the whole run.
+
+    A request is handed over before the step that it is to join begins. The one that follows a request that ended is known of
+    only when that step has begun, and joins the next.
+    """
     twin = ReplicaTwin(profile)
-    now = start = _known(twin, {request.adapter for request in requests})
-    line, prefilling = deque(enumerate(requests)), False
+    now = start = joins = _known(twin, {request.adapter for request in requests})
+    line = deque(enumerate(requests))
     running: dict[str, str | None] = {}
+
+    def hand_over(at: int) -> None:
+        number, request = line[0]
+        if len(running) == BATCH or (batches == "split" and running and request.adapter not in running.values()):
+            return
+        line.popleft()
+        name = f"r{number}"
+        running[name] = request.adapter
+        twin.submit(at, TwinRequest(name, request.adapter, request.prompt_tokens, request.output_tokens))
+
     while line or running:
-        if line and not prefilling and len(running) < BATCH:
-            number, request = line[0]
-            if batches == "mixed" or not running or request.adapter in running.values():
-                line.popleft()
-                running[f"r{number}"] = request.adapter
-                prefilling = True
-                tokens = request.prompt_tokens, request.output_tokens
-                twin.submit(now, TwinRequest(f"r{number}", request.adapter, *tokens))
         upcoming = twin.next_at()
-        assert upcoming is not None
+        if upcoming is None:
+            hand_over(now)
+            joins = now
+            continue
+        if line and joins < upcoming:
+            hand_over(upcoming)
+            joins = upcoming
         now = upcoming
-        for event in twin.advance(now):
-            if type(event) is TokenOut:
-                prefilling = prefilling and not event.first
-                if event.finished:
-                    del running[event.id]
-    tokens_in_all = sum(request.prompt_tokens + request.output_tokens for request in requests)
-    return tokens_in_all * PS_PER_S / (now - start)
+        ended = [event.id for event in twin.advance(now) if type(event) is TokenOut and event.finished]
+        for name in ended:
+            del running[name]
+        if line and ended and running and joins < now:
+            hand_over(now)
+            joins = twin.next_at() or now
+    tokens = sum(request.prompt_tokens + request.output_tokens for request in requests)
+    return tokens * PS_PER_S / (now - start)
 
 
 def _known(twin: ReplicaTwin, adapters: set[str | None]) -> int:

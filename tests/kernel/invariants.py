@@ -24,6 +24,12 @@ def check(fleet: Fleet, wake_at: int | None) -> None:
     assert all(state.adapters[name].spec.replicas for name in state.desired)
 
 
+def keep_all(state: FleetState) -> None:
+    """Have everything kept that may be, so that whatever happens next must forget what does not hold any more."""
+    for replica in state.replicas.values():
+        stand(state, replica)
+
+
 def _replica_counts(state: FleetState, replica: ReplicaState) -> None:
     here = [r for r in state.requests.values() if r.replica == replica.spec.name]
     assert all(r.phase in SEATED for r in here)

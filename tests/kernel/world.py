@@ -14,7 +14,7 @@ from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, Limits, TenantSpec
 
 from .bench import T0, adapter, fleet_of, replica
-from .invariants import check
+from .invariants import check, keep_all
 
 Pick = Callable[[int], int]
 ADAPTERS = ("a", "b", "c", "d", "e")
@@ -98,11 +98,12 @@ class World:
     def feed(self, event: ev.Event, shadow: bool = False) -> None:
         """Step the kernel and follow its commands. ``shadow``: a kernel restored from the snapshot must answer alike."""
         restored = Fleet.restore(self.settings, self.fleet.snapshot()) if shadow else None
+        keep_all(self.fleet.state)
         commands, changes, self.wake_at = self.fleet.step_with_changes(event)
+        check(self.fleet, self.wake_at)
         if restored is not None:
             assert restored.step_with_changes(event) == (commands, changes, self.wake_at)
             assert restored.snapshot() == self.fleet.snapshot()
-        check(self.fleet, self.wake_at)
         self.log.append(ev.encode(commands) + ev.encode(changes))
         self.steps.append((event, commands, changes))
         for command in commands:
