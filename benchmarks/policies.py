@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 from loraledger.events import AdapterSpec
 from loraledger.kernel.policies import policy_names
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.trace import Request
-from loraledger.replay.virtual import VirtualFleet
+from loraledger.replay.fleet.virtual import VirtualFleet
+from loraledger.replay.traces.trace import Request
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
 
 REPLICAS, SLOTS, SEQS = 4, 8, 16

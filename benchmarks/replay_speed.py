@@ -6,7 +6,7 @@ registrations of the twins alone do not count; reading it counts for Dynamo, whi
 Rounds are interleaved (A B C A B C ...), so a busy neighbour slows all alike, and ratios are taken within a round.
 
 - ``twin``: ``benchmarks.twin``, fewest outstanding requests, nothing recorded.
-- ``live``: ``loraledger.replay.run``: the live kernel with bounded affinity, three candidates a decision kept with every term, and
+- ``live``: ``loraledger.replay.fleet.run``: the live kernel with bounded affinity, three candidates a decision kept with every term, and
   the record written as Parquet. ``kernel``: the share of that time spent in the kernel, from a round of its own with a timer around
   it (which costs some 3 %).
 - ``dynamo-rr``, ``dynamo-kv``: Dynamo's replay, round robin and KV router. No adapters there; prompts share no blocks; its log line
@@ -33,9 +33,9 @@ from pathlib import Path
 from benchmarks import twin
 from loraledger.events import AdapterSpec
 from loraledger.kernel.settings import MS, FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.run import run
-from loraledger.replay.scenario import Scenario
-from loraledger.replay.trace import Request
+from loraledger.replay.fleet.run import run
+from loraledger.replay.scenarios.scenario import Scenario
+from loraledger.replay.traces.trace import Request
 
 REPLICAS = 16
 RATE, OVERLOAD = 10.0, 18.0

@@ -22,6 +22,7 @@ def replaced(page: str, name: str, text: str) -> str:
 
 
 def main() -> None:
+    """Replace the section that the arguments name."""
     page, text = Path(sys.argv[1]), sys.stdin.read()
     if not text.strip():
         sys.exit("nothing came on stdin: the page is left as it is")

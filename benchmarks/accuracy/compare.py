@@ -22,12 +22,12 @@ from loraledger.conductor.reading import Segment, open_record
 from loraledger.kernel.settings import MS
 from loraledger.record.frames import segments
 from loraledger.record.tables import HIT_CLASSES, Row
-from loraledger.replay.observation import PS_PER_NS, Observation
-from loraledger.replay.outcome import RECORD_FOLDER
-from loraledger.replay.recorded import Recorded
-from loraledger.replay.run import run
-from loraledger.replay.scenario import Scenario
-from loraledger.replay.trace import BadRows
+from loraledger.replay.fleet.observation import PS_PER_NS, Observation
+from loraledger.replay.fleet.outcome import RECORD_FOLDER
+from loraledger.replay.fleet.run import run
+from loraledger.replay.scenarios.scenario import Scenario
+from loraledger.replay.traces.recorded import Recorded
+from loraledger.replay.traces.trace import BadRows
 from loraledger.twin.calibrated import Calibrated
 from loraledger.twin.fit_points import Points
 

@@ -33,14 +33,14 @@ from benchmarks.reproduce.table import Line
 from loraledger.events import AdapterSpec
 from loraledger.kernel.policies import policy_names
 from loraledger.kernel.settings import MS, FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.draws import parse_arrivals, parse_lengths, stream
-from loraledger.replay.popularity import sampler, shares
-from loraledger.replay.report import summarize
-from loraledger.replay.roster import Every
-from loraledger.replay.run import run
-from loraledger.replay.scenario import Scenario
-from loraledger.replay.trace import Request
-from loraledger.replay.workloads import Mix, workload
+from loraledger.replay.fleet.run import run
+from loraledger.replay.results.report import summarize
+from loraledger.replay.scenarios.scenario import Scenario
+from loraledger.replay.traces.trace import Request
+from loraledger.replay.workloads.draws import parse_arrivals, parse_lengths, stream
+from loraledger.replay.workloads.generate import Mix, workload
+from loraledger.replay.workloads.popularity import sampler, shares
+from loraledger.replay.workloads.roster import Every
 from loraledger.twin.events import Activated, TokenOut, TwinRequest
 from loraledger.twin.profile import PS_PER_MS, PS_PER_S, TwinProfile
 from loraledger.twin.replica import ReplicaTwin

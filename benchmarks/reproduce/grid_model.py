@@ -33,7 +33,7 @@ import msgspec
 from benchmarks.reproduce.fit import fit
 from benchmarks.reproduce.grid_files import PROMPT_TOKENS, Run
 from loraledger.errors import InputFileError
-from loraledger.replay.draws import stream
+from loraledger.replay.workloads.draws import stream
 from loraledger.twin.events import Activated, TokenOut, TwinRequest
 from loraledger.twin.profile import PS_PER_S, TwinProfile
 from loraledger.twin.replica import ReplicaTwin

@@ -23,10 +23,10 @@ from typing import Final, Literal
 
 from benchmarks.reproduce.fit import fit
 from benchmarks.reproduce.table import Line
-from loraledger.replay.draws import parse_arrivals
-from loraledger.replay.popularity import PUNICA
-from loraledger.replay.trace import Request
-from loraledger.replay.workloads import punica
+from loraledger.replay.traces.trace import Request
+from loraledger.replay.workloads.draws import parse_arrivals
+from loraledger.replay.workloads.generate import punica
+from loraledger.replay.workloads.popularity import PUNICA
 from loraledger.twin.events import TokenOut, TwinRequest
 from loraledger.twin.profile import PS_PER_MS, PS_PER_S, TwinProfile
 from loraledger.twin.replica import ReplicaTwin

@@ -22,7 +22,7 @@ from benchmarks.reproduce.slora_fit import NAMED, sweeps_of
 from benchmarks.reproduce.slora_model import LOG_LENGTHS, Predicted
 from benchmarks.reproduce.slora_setup import model_of
 from benchmarks.reproduce.table import Line
-from loraledger.replay.workloads import slora
+from loraledger.replay.workloads.generate import slora
 
 PUBLISHED_SEQUENCES: Final = (
     # adapters, requests/s, duration s: requests, last arrival s, prompt tokens, output tokens, distinct adapters

@@ -39,7 +39,7 @@ import msgspec
 
 from benchmarks.reproduce.slora_files import Config, Run
 from benchmarks.reproduce.slora_setup import LOG_ADAPTERS, Model, gpu_of, model_of, neighbours, pool_of
-from loraledger.replay.workloads import slora
+from loraledger.replay.workloads.generate import slora
 from loraledger.twin.events import Rejected, TokenOut, TwinRequest
 from loraledger.twin.profile import PS_PER_S, TwinProfile, UnifiedRules
 from loraledger.twin.replica import ReplicaTwin

@@ -21,9 +21,9 @@ from rich.progress import TextColumn
 from loraledger.cli.replay.progress import Drawn
 from loraledger.record.parquet import write_parquet
 from loraledger.record.reader import RecordReader
-from loraledger.replay.folder import read_outcome
-from loraledger.replay.profiles import DEFAULT, read_profile
-from loraledger.replay.run import Progress
+from loraledger.replay.fleet.run import Progress
+from loraledger.replay.results.folder import read_outcome
+from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
 from loraledger.twin.profile import TwinProfile
 from replay.runs import outcome, request_row
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from loraledger.record.parquet import write_parquet
-from loraledger.replay.trace import Trace
+from loraledger.replay.traces.trace import Trace
 
 from .conftest import Cli, Done
 

@@ -22,8 +22,8 @@ from loraledger.record.frames import HEADER, Kind, read_segment, segments
 from loraledger.record.journal import Journal
 from loraledger.record.reader import RecordReader
 from loraledger.record.tables import Row, TableName
-from loraledger.replay.virtual import VirtualFleet
-from replay.fleet import adapters, settings_for, virtual, zipf_trace
+from loraledger.replay.fleet.virtual import VirtualFleet
+from replay.fleets import adapters, settings_for, virtual, zipf_trace
 
 from .desk import T0, Desk, settings_of
 

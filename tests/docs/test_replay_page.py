@@ -10,8 +10,8 @@ from pathlib import Path
 
 from loraledger.cli.replay.show import _BY_CLASS, _COSTS, _WAITING
 from loraledger.cli.replay.verb import replay
-from loraledger.replay.axes import keys
-from loraledger.replay.profiles import DEFAULT
+from loraledger.replay.scenarios.axes import keys
+from loraledger.replay.scenarios.profiles import DEFAULT
 
 PAGE = (Path(__file__).parents[2] / "docs/replay.md").read_text(encoding="utf-8")
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from loraledger.replay.popularity import concentration, punica_counts, shares
-from loraledger.replay.trace import Header, Request
+from loraledger.replay.traces.trace import Header, Request
+from loraledger.replay.workloads.popularity import concentration, punica_counts, shares
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/traces.md").read_text(encoding="utf-8")
@@ -51,7 +51,7 @@ def test_the_table_of_spreads_follows_the_formulas() -> None:
 def test_every_field_and_every_reason_is_on_the_page() -> None:
     for name in (*Header.__struct_fields__, *Request.__struct_fields__):
         assert f"`{name}`" in PAGE, name
-    sources = ROOT / "src/loraledger/replay"
+    sources = ROOT / "src/loraledger/replay/traces"
     code = "".join((sources / name).read_text(encoding="utf-8") for name in ("trace.py", "importers.py", "tracev2.py"))
     reasons = set(re.findall(r'bad\(\w+, "([a-z][^"]*)"', code)) | set(re.findall(r'return "([a-z][^"]*)", f?"', code))
     assert len(reasons) >= 7

@@ -24,8 +24,8 @@ from loraledger.gateway.views import (
     tenants_view,
 )
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
-from loraledger.replay.trace import Request
-from loraledger.replay.virtual import VirtualFleet
+from loraledger.replay.fleet.virtual import VirtualFleet
+from loraledger.replay.traces.trace import Request
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
 
 from .fleets import MS, NOW, SECOND, DrivenGateway, adapter, named, settings

@@ -20,7 +20,7 @@ from loraledger.kernel.rendezvous import seed_of, weight
 from loraledger.kernel.settings import MS, SECOND, TenantSpec
 from loraledger.kernel.state import RequestState
 from loraledger.record.journal import Journal
-from replay.fleet import adapters, settings_for, virtual, zipf_trace
+from replay.fleets import adapters, settings_for, virtual, zipf_trace
 
 from .bench import Bench, adapter, fleet_of, replica
 

@@ -10,8 +10,8 @@ import msgspec
 
 from loraledger.record.parquet import write_parquet
 from loraledger.record.tables import Row, TableName
-from loraledger.replay.observation import Observation
-from loraledger.replay.outcome import RECORD_FOLDER, RUN_FILE, Outcome, ReplicaCounts, Saturation
+from loraledger.replay.fleet.observation import Observation
+from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome, ReplicaCounts, Saturation
 from loraledger.units import NS_PER_S
 
 START = 1_767_225_600 * NS_PER_S

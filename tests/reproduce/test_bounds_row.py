@@ -8,7 +8,7 @@ import pytest
 from benchmarks.reproduce import ledger_row
 from benchmarks.reproduce.bounds_row import admitted, che, hit_ratio, simulated
 
-from loraledger.replay.popularity import shares
+from loraledger.replay.workloads.popularity import shares
 
 
 def normal(spread: str, adapters: int) -> list[float]:

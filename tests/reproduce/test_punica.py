@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from benchmarks.reproduce.punica import MODELS, _profile, rate
 
-from loraledger.replay.trace import Request
+from loraledger.replay.traces.trace import Request
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
 
 

@@ -16,7 +16,7 @@ from benchmarks.reproduce.slora_model import Constants, Predictor, arrivals_of, 
 from benchmarks.reproduce.slora_setup import gpu_of, model_of, pool_of, split_pool, unified_pool
 
 from loraledger.errors import InputFileError
-from loraledger.replay.profiles import read_profile
+from loraledger.replay.scenarios.profiles import read_profile
 
 DATA = Path(__file__).parent / "data"
 CONFIG = {

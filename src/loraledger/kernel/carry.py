@@ -36,8 +36,7 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     for replica in new.replicas.values():
         for name in [n for n in replica.registrations if not _is_served(old, new, n)]:
             set_aside(replica, replica.registrations.pop(name))
-        for name, registration in replica.registrations.items():
-            new.adapters[name].barred |= registration.state in ("parked", "evicting")
+        for registration in replica.registrations.values():
             if registration.permanent:
                 registration.permanent, registration.retry_at = False, 0
     return new

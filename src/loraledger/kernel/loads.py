@@ -69,7 +69,7 @@ def start_next(turn: Turn, replica: ReplicaState) -> None:
     registration.started = turn.now
     registration.command = turn.command_id(replica.spec.name, name)
     step(turn, replica, name, registration, "start", "load")
-    replica.loading, replica.standing = name, None
+    replica.loading = name
     turn.count("loads")
     turn.commands.append(Load(registration.command, replica.spec.name, name, registration.engine_name))
 
@@ -181,7 +181,7 @@ def lose(turn: Turn, replica: ReplicaState, cause: str) -> list[str]:
         registration.waiters = {}
         if name not in turn.state.adapters:
             set_aside(replica, replica.registrations.pop(name))
-    replica.loading = replica.standing = None
+    replica.loading = None
     replica.wanted.clear()
     return waiters
 

@@ -206,7 +206,6 @@ def _seen(
         registration.known = replica.observed is not None or engine_name in replica.tiers.host
     registration.generation, registration.engine_name = max(generation, registration.generation), engine_name
     replica.wanted.pop(name, None)
-    replica.standing = None
     loads.step(turn, replica, name, registration, "seen", "listed")
     adapter: AdapterState = turn.state.adapters[name]
     adapter.placed.setdefault(replica.spec.name, turn.now)

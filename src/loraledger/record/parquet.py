@@ -103,9 +103,7 @@ def pack(connection: duckdb.DuckDBPyConnection, table: Table, lines: Path, parqu
     Raises OSError when the disk refuses, InternalError when a row does not fit its columns.
     """
     try:
-        run(
-            connection, f"COPY (FROM {lines_as(table, lines)}) TO {quote(parquet)} (FORMAT parquet, COMPRESSION zstd)"
-        )
+        run(connection, f"COPY (FROM {lines_as(table, lines)}) TO {quote(parquet)} (FORMAT parquet, COMPRESSION zstd)")
     except duckdb.IOException as error:
         raise OSError(f"rows of {table.name} cannot be written: {error}") from error
     except duckdb.Error as error:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Display
     from rich.progress import TaskID
 
-    from loraledger.replay.outcome import Outcome
-    from loraledger.replay.run import Progress
-    from loraledger.replay.sweep import Watcher
+    from loraledger.replay.fleet.outcome import Outcome
+    from loraledger.replay.fleet.run import Progress
+    from loraledger.replay.scenarios.sweep import Watcher
 
 
 class Silent:

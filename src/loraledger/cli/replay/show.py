@@ -19,10 +19,10 @@ import msgspec
 
 from loraledger.cli.output import print_json, print_table
 from loraledger.cli.trace.options import printable
-from loraledger.replay.axes import Changes
-from loraledger.replay.guardrails import Guardrails, Verdict, judge
-from loraledger.replay.pairing import AdapterChange, Pairing, pair
-from loraledger.replay.report import Report, summarize
+from loraledger.replay.results.guardrails import Guardrails, Verdict, judge
+from loraledger.replay.results.pairing import AdapterChange, Pairing, pair
+from loraledger.replay.results.report import Report, summarize
+from loraledger.replay.scenarios.axes import Changes
 from loraledger.units import NS_PER_S
 
 CLASSES: Final = ("base", "gpu", "host", "disk", "remote", "unknown")

@@ -124,8 +124,8 @@ def replay(
     """
     from loraledger.cli.replay.setup import Asked, observed, play, prepare
     from loraledger.cli.replay.show import Compared, guards, show
-    from loraledger.replay.axes import combinations, parse_axes
-    from loraledger.replay.report import DEFAULT_SLO_S
+    from loraledger.replay.results.report import DEFAULT_SLO_S
+    from loraledger.replay.scenarios.axes import combinations, parse_axes
 
     loaded = load_settings(fleet)
     with usage():

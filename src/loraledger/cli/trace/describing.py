@@ -14,8 +14,8 @@ from loraledger.cli.trace.options import printable, watched
 from loraledger.units import format_duration
 
 if TYPE_CHECKING:
-    from loraledger.replay.describe import Description, Spread
-    from loraledger.replay.trace import Header, Trace
+    from loraledger.replay.traces.describe import Description, Spread
+    from loraledger.replay.traces.trace import Header, Trace
 
 _BARS = ("▁▂▃▄▅▆▇█", "_.-:=+*#")
 _MINUTE_NS = 60 * 10**9
@@ -41,7 +41,7 @@ def describe(
 
     Exit code 3: the file is no trace, a row is bad, or its digest is not that of its content.
     """
-    from loraledger.replay.trace import MAX_TOKENS, Trace
+    from loraledger.replay.traces.trace import MAX_TOKENS, Trace
 
     show(Trace(trace, skip_bad=skip_bad, max_tokens=max_tokens or MAX_TOKENS), as_json)
 
@@ -49,7 +49,7 @@ def describe(
 def show(trace: Trace, as_json: bool) -> None:
     """Read ``trace`` once, and print what it holds. Raises ``InputFileError``."""
     from loraledger.errors import InputFileError
-    from loraledger.replay.describe import describe as read
+    from loraledger.replay.traces.describe import describe as read
 
     try:
         found = read(watched(trace, "reading", trace.header.requests), len(trace.header.adapters))

@@ -37,10 +37,10 @@ from loraledger.units import spell_duration
 
 if TYPE_CHECKING:
     from loraledger.record.reader import RecordReader
-    from loraledger.replay.importers import Salted
-    from loraledger.replay.recorded import Recorded
-    from loraledger.replay.trace import Adapter, BadRows
-    from loraledger.replay.workloads import Mix, Rows
+    from loraledger.replay.traces.importers import Salted
+    from loraledger.replay.traces.recorded import Recorded
+    from loraledger.replay.traces.trace import Adapter, BadRows
+    from loraledger.replay.workloads.generate import Mix, Rows
 
 
 class Format(StrEnum):
@@ -137,9 +137,9 @@ def import_(
     Exit code 3: the file is not of that format, or a row is bad and --skip-bad was not given.
     """
     from loraledger.conductor.reading import open_record
-    from loraledger.replay.importers import from_first as counted_from_first
-    from loraledger.replay.trace import MAX_TOKENS, BadRows, Header, Trace, write_trace
-    from loraledger.replay.workloads import laid_over
+    from loraledger.replay.traces.importers import from_first as counted_from_first
+    from loraledger.replay.traces.trace import MAX_TOKENS, BadRows, Header, Trace, write_trace
+    from loraledger.replay.workloads.generate import laid_over
 
     mix = _mix(format_, adapters, popularity, tenants, base_share, active, drift, churn)
     laid = adapters_from(adapters, ranks, bytes_per_rank) if mix is not None and adapters else ()
@@ -186,8 +186,8 @@ def _begin(
     header: Path | None,
     reader: RecordReader | None,
 ) -> Begun:
-    from loraledger.replay import importers, tracev2
-    from loraledger.replay.recorded import Recorded, recorded_adapters
+    from loraledger.replay.traces import importers, tracev2
+    from loraledger.replay.traces.recorded import Recorded, recorded_adapters
 
     name = printable(file.absolute().name)
     if format_ is Format.trace:
@@ -217,7 +217,7 @@ def _again(file: Path, bad: BadRows, rename: Salted | None) -> Begun:
     """A trace written anew: of an edited one with the count and the digest that it now has."""
     from msgspec.structs import replace
 
-    from loraledger.replay.trace import Trace
+    from loraledger.replay.traces.trace import Trace
 
     trace = Trace(file, verify=False)
     head = trace.header
@@ -273,7 +273,7 @@ def _mixed(mix: Mix, seed: int) -> str:
 
 def _rename(format_: Format, salt_file: Path | None, salt_env: str | None) -> Salted | None:
     """The keyed hash that a salt asks for. The salt itself is never an argument: others can read a command line."""
-    from loraledger.replay.importers import salted
+    from loraledger.replay.traces.importers import salted
 
     if salt_file is None and salt_env is None:
         return None
@@ -314,8 +314,8 @@ def export(
     skip_bad: SkipOption = False,
 ) -> None:
     """Write a trace as BLIS TraceV2: a CSV and its YAML header."""
-    from loraledger.replay.trace import Trace
-    from loraledger.replay.tracev2 import header_path, write_tracev2
+    from loraledger.replay.traces.trace import Trace
+    from loraledger.replay.traces.tracev2 import header_path, write_tracev2
 
     read = Trace(trace, skip_bad=skip_bad)
     if out.suffix == ".yaml":

@@ -37,8 +37,8 @@ from loraledger.cli.trace.options import (
 from loraledger.units import NS_PER_S, spell_duration
 
 if TYPE_CHECKING:
-    from loraledger.replay.draws import Draw
-    from loraledger.replay.trace import Adapter, Request
+    from loraledger.replay.traces.trace import Adapter, Request
+    from loraledger.replay.workloads.draws import Draw
 
 KINDS: Final = "slora, punica-distinct, punica-uniform, punica-skewed, punica-identical, servegen"
 GENERATED: Final = "generated: no licence needed"
@@ -142,7 +142,7 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Draw a workload and write it as a trace; say how skewed it came out."""
-    from loraledger.replay.trace import Header, Trace, write_trace
+    from loraledger.replay.traces.trace import Header, Trace, write_trace
 
     given = dict(locals())
     wanted = Wanted(**{field: given[field] for field in Wanted.__dataclass_fields__})
@@ -179,7 +179,7 @@ def _takes(wanted: Wanted, *options: str) -> str:
 
 
 def _slora(wanted: Wanted) -> Made:
-    from loraledger.replay.workloads import slora
+    from loraledger.replay.workloads.generate import slora
 
     source = _takes(wanted, "rate", "duration", "adapters", "alpha", "cv")
     count, rate = wanted.adapters or 200, 2.0 if wanted.rate is None else wanted.rate
@@ -197,9 +197,9 @@ def _slora(wanted: Wanted) -> Made:
 
 
 def _punica(wanted: Wanted) -> Made:
-    from loraledger.replay.draws import parse_arrivals
-    from loraledger.replay.popularity import punica_counts
-    from loraledger.replay.workloads import punica
+    from loraledger.replay.workloads.draws import parse_arrivals
+    from loraledger.replay.workloads.generate import punica
+    from loraledger.replay.workloads.popularity import punica_counts
 
     source = _takes(wanted, "rate", "requests", "arrivals")
     kind, number = wanted.kind.removeprefix("punica-"), wanted.requests or 1024
@@ -212,8 +212,8 @@ def _punica(wanted: Wanted) -> Made:
 
 
 def _servegen(wanted: Wanted) -> Made:
-    from loraledger.replay.draws import parse_lengths
-    from loraledger.replay.servegen import read_clients, servegen
+    from loraledger.replay.workloads.draws import parse_lengths
+    from loraledger.replay.workloads.servegen import read_clients, servegen
 
     source = _takes(wanted, "data", "start", "duration", "rate_scale", "prompt", "output")
     if wanted.data is None or (wanted.prompt is None) != (wanted.output is None):
@@ -244,8 +244,8 @@ _FREE: Final = ("rate", "duration", "requests", "adapters", "tenants", "base_sha
 
 
 def _popular(wanted: Wanted) -> Made:
-    from loraledger.replay.draws import parse_arrivals
-    from loraledger.replay.workloads import workload
+    from loraledger.replay.workloads.draws import parse_arrivals
+    from loraledger.replay.workloads.generate import workload
 
     source = _takes(wanted, *_FREE, "arrivals", "prompt", "output")
     count = wanted.adapters or 100
@@ -268,7 +268,7 @@ def _rate(wanted: Wanted) -> float:
 
 
 def _lengths(text: str | None) -> Draw:
-    from loraledger.replay.draws import parse_lengths
+    from loraledger.replay.workloads.draws import parse_lengths
 
     with usage():
         return parse_lengths(text or "8-511")

@@ -13,8 +13,8 @@ import typer
 from loraledger.units import parse_bytes, parse_duration
 
 if TYPE_CHECKING:
-    from loraledger.replay.trace import Adapter
-    from loraledger.replay.workloads import Mix
+    from loraledger.replay.traces.trace import Adapter
+    from loraledger.replay.workloads.generate import Mix
 
 T = TypeVar("T")
 
@@ -91,9 +91,9 @@ def mix_from(
     churn: str | None,
 ) -> Mix:
     """The mix that the options spell, every part of it checked. Raises ``typer.BadParameter``."""
-    from loraledger.replay.popularity import shares
-    from loraledger.replay.roster import parse_every
-    from loraledger.replay.workloads import Assigner, Mix
+    from loraledger.replay.workloads.generate import Assigner, Mix
+    from loraledger.replay.workloads.popularity import shares
+    from loraledger.replay.workloads.roster import parse_every
 
     with usage():
         mix = Mix(
@@ -112,7 +112,7 @@ def mix_from(
 
 def adapters_from(count: int, ranks: str | None, bytes_per_rank: int | None) -> tuple[Adapter, ...]:
     """a0, a1, ... with the ranks and bytes that the options spell. Raises ``typer.BadParameter``."""
-    from loraledger.replay.workloads import named_adapters
+    from loraledger.replay.workloads.generate import named_adapters
 
     if bytes_per_rank is not None and ranks is None:
         raise typer.BadParameter("--bytes-per-rank needs --ranks")

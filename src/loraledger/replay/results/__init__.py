@@ -1,0 +1,1 @@
+"""What runs came to: tables from their record files, the offline bound, pairs, guardrails."""
