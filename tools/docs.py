@@ -1,14 +1,18 @@
 """Writes the reference parts of docs/ from the code that they describe: settings from the schema, columns from the tables.
 
-    python tools/docs.py          write docs/configuration.md and docs/record.md
-    python tools/docs.py --check  exit 1 if they are not what the code says
+    python tools/docs.py           write docs/configuration.md and docs/record.md
+    python tools/docs.py --check   exit 1 if they are not what the code says
+    python tools/docs.py --replay  run the example of docs/replay.md again and write what it prints (a test compares)
 
 Text outside the generated marks is kept.
 """
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,8 +77,35 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
+def rerun(page: Path) -> None:
+    """Put into ``page`` what the commands in its examples print now."""
+    text = page.read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "fleet.yaml").write_text(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0], encoding="utf-8")
+        (Path(folder) / "prompts.json").write_text(
+            re.findall(r"`prompts\.json` is `([^`]*)`", text)[0], encoding="utf-8"
+        )
+
+        def printed(example: re.Match[str]) -> str:
+            words = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *example[1].split()[1:]]
+            done = subprocess.run(words, cwd=folder, capture_output=True, encoding="utf-8", check=True)
+            if not example[2]:
+                return example[0]
+            return (
+                f"```text\n$ {example[1]}\n"
+                + "\n".join(map(str.rstrip, done.stdout.strip("\n").splitlines()))
+                + "\n```"
+            )
+
+        text = re.sub(r"```text\n\$ (loraledger [^\n]*)\n(.*?)```", printed, text, flags=re.DOTALL)
+    page.write_text(text, encoding="utf-8")
+
+
 def main() -> int:
     """Write or check; returns the exit code."""
+    if "--replay" in sys.argv:
+        rerun(Path("docs/replay.md"))
+        return 0
     stale = []
     for path, text in ((Path("docs/configuration.md"), settings_table()), (Path("docs/record.md"), tables())):
         before = path.read_text(encoding="utf-8")

@@ -160,6 +160,27 @@ def test_the_set_grows_only_when_leaving_is_cheaper_and_says_by_how_much() -> No
     assert set(bench.adapter("a").placed) == {"r1", "r2"}
 
 
+def grows_after(amortise_s: float, pause: int) -> int:
+    """Arrivals of an adapter, one each ``pause``, until it gets a copy where ten streams of another one run."""
+    fleet = fleet_of(2, [adapter("a", bytes=200_000_000), adapter("b")], MANY, params={"amortise_s": amortise_s})
+    bench = Bench(fleet)
+    bench.hold("a", "r1")
+    bench.hold("b", "r2")
+    for _ in range(10):
+        bench.arrive("b")
+    for n in range(1000):
+        bench.tick(pause)
+        bench.arrive("a", id=f"a{n}")
+        if bench.all(ev.Load):
+            return n
+    raise AssertionError("never")
+
+
+def test_a_hot_adapter_gets_its_copy_sooner_because_many_requests_share_what_it_costs_others() -> None:
+    assert grows_after(10.0, 20 * MS) < grows_after(0.0, 20 * MS) * 0.75
+    assert grows_after(10.0, 20 * MS) < grows_after(1.0, 20 * MS)
+
+
 def test_a_set_never_grows_by_a_replica_that_costs_more() -> None:
     bench = Bench(fleet_of(3, [adapter("a", bytes=100_000_000)], MANY))
     bench.hold("a", "r1")
