@@ -17,6 +17,7 @@ import random
 import resource
 import time
 from bisect import bisect_left
+from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import accumulate
 
@@ -41,17 +42,16 @@ def lengths(rng: random.Random, mean: float, sigma: float, low: int, high: int) 
     return min(high, max(low, round(rng.lognormvariate(math.log(mean) - sigma * sigma / 2, sigma))))
 
 
-def traffic(requests: int, per_s: float, seed: int = 7) -> list[tuple[int, TwinRequest]]:
-    """(arrival in ps, request) in order of time."""
+def traffic(requests: int, per_s: float, seed: int = 7) -> Iterator[tuple[int, TwinRequest]]:
+    """(arrival in ps, request) in order of time, made as they are asked for."""
     rng = random.Random(seed)
     shares = list(accumulate((n + 1) ** -0.9 for n in range(ADAPTERS)))
-    at, made = 0.0, []
+    at = 0.0
     for number in range(requests):
         at += rng.expovariate(per_s)
         name = NAMES[bisect_left(shares, rng.random() * shares[-1])]
         prompt, output = lengths(rng, 583, 1.0, 16, 3072), lengths(rng, 164, 0.9, 4, 1024)
-        made.append((round(at * PS_PER_S), TwinRequest(f"r{number}", name, prompt, output)))
-    return made
+        yield round(at * PS_PER_S), TwinRequest(f"r{number}", name, prompt, output)
 
 
 def warmed(replicas: int, layout: str, every_token: bool) -> tuple[list[ReplicaTwin], int]:
@@ -118,7 +118,7 @@ def main() -> None:
     print(f"{args.replicas} replicas, layout {args.layout}{', every token' if args.every_token else ''}")
     for rate in args.rate:
         for requests in args.requests:
-            arrivals = traffic(requests, rate * args.replicas)
+            arrivals = list(traffic(requests, rate * args.replicas))
             fleet, start = warmed(args.replicas, args.layout, args.every_token)
             began = time.process_time()
             ended, took, looks = play(fleet, arrivals, start)
