@@ -85,8 +85,9 @@ def _run(args: argparse.Namespace, wanted: set[str]) -> int:
 
 def _collect(data: Path, wanted: set[str], profiles: Path | None) -> tuple[list[Line], list[Counted], list[LeftOut]]:
     """The lines of the targets ``wanted``. Raises ``InputFileError``."""
-    if not data.is_dir():
-        raise InputFileError(f"{data}: not a folder; it should hold slora-results and bsc-vllm-lora-grid")
+    folders = [slora.FOLDER, *(folder for _, folder in OTHERS.values() if folder is not None)]
+    if not any((data / folder).is_dir() for folder in folders):
+        raise InputFileError(f"{data}: no folder with {' or '.join(folders)} in it")
     began = time.monotonic()
 
     def say(text: str) -> None:

@@ -67,7 +67,7 @@ def test_emulate_says_where_it_listens_and_ends_when_asked(number: signal.Signal
 
 def test_the_demo_plays_and_reports(cli: Cli, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
-    done = cli("demo", "--seconds", "20", "--speed", "20", "--keep", kept)
+    done = cli("demo", "--seconds", "20", "--speed", "20", "--keep", "kept")
     assert done.code == 0
     for part in ("2 emulated replicas", "24 adapters", "3 tenants"):
         assert part in done.err

@@ -188,6 +188,13 @@ def test_a_trace_goes_out_as_tracev2_and_comes_back(cli: Cli, tmp_path: Path) ->
     assert list(Trace(tmp_path / "b.jsonl")) == list(Trace(tmp_path / "z.jsonl"))
     assert back["top"] == made["top"]
     assert cli("trace", "export", "tracev2", "z.jsonl", "-o", "z.yaml").code == 2
+    before = (tmp_path / "z.jsonl").read_bytes()
+    itself = cli("trace", "export", "tracev2", "z.jsonl", "-o", "z.jsonl")
+    assert (itself.code, (tmp_path / "z.jsonl").read_bytes()) == (2, before)
+    assert "would write over the trace" in itself.err
+    (tmp_path / "z.jsonl").rename(tmp_path / "t.yaml")
+    assert cli("trace", "export", "tracev2", "t.yaml", "-o", "t.csv").code == 2
+    assert (tmp_path / "t.yaml").read_bytes() == before
 
 
 def test_an_edited_trace_is_refused_until_it_is_written_anew(cli: Cli, tmp_path: Path) -> None:

@@ -16,6 +16,22 @@ MANY = [TenantSpec("acme", 10_000)]
 NAMES = [f"adapter-{n}" for n in range(24)]
 
 
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("externality", 1e300),
+        ("externality", -1.0),
+        ("growth_share", -5.0),
+        ("tie_ms", float("nan")),
+        ("amortise_s", -1.0),
+    ],
+)
+def test_a_parameter_out_of_its_bounds_is_refused_with_the_bounds(param: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=r"must be from [\d.]+ to") as caught:
+        make_policy(fleet_of(params={param: value}))
+    assert caught.value.param == f"policy.params.{param}"
+
+
 def home(name: str, replicas: list[str]) -> str:
     return max(replicas, key=lambda r: weight(seed_of(name), seed_of(r)))
 

@@ -265,9 +265,15 @@ def test_bad_data_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "sweep_a10g_S2_slora.jsonl: row 1" in capsys.readouterr().err
 
 
-def test_folder_that_is_not_there_is_said_and_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_missing_folder_is_said_and_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bsc-vllm-lora-grid").mkdir()
     assert reproduce.main([str(tmp_path), "--only", "2"]) == 0
     assert "has no slora-results" in capsys.readouterr().out
+
+
+def test_a_folder_without_any_of_the_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert reproduce.main([str(tmp_path), "--only", "2"]) == 3
+    assert "no folder with slora-results or bsc-vllm-lora-grid" in capsys.readouterr().err
 
 
 def test_place_without_anything_to_fit_to_is_left_out_with_a_reason(tmp_path: Path) -> None:

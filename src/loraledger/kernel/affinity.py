@@ -53,6 +53,15 @@ class BoundedAffinity:
         "amortise_s": 10.0,  # what a copy costs others is shared by the requests that it is there for in so long
     }
 
+    bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "externality": (0.0, 1_000.0),
+        "tie_ms": (0.0, 60_000.0),
+        "tie_share": (0.0, 1.0),
+        "growth_share": (0.0, 1.0),
+        "placement_age_s": (1.0, 1e6),
+        "amortise_s": (0.0, 1e6),
+    }
+
     def __init__(self, params: Mapping[str, float], loads_per_minute: int) -> None:
         merged = {**self.defaults, **params}
         self._externality = merged["externality"]
@@ -168,11 +177,25 @@ def _choice(chosen: Candidate, scored: list[Candidate], reason: str, considered:
     return Choice((chosen, *others[:2]), reason, considered)
 
 
-def check_params(name: str, params: Mapping[str, float], known: Mapping[str, float]) -> None:
-    """Refuse parameters that a policy does not have. Raises ``ConfigError`` naming those it has."""
+def check_params(
+    name: str,
+    params: Mapping[str, float],
+    known: Mapping[str, float],
+    bounds: Mapping[str, tuple[float, float]] | None = None,
+) -> None:
+    """Refuse parameters that a policy does not have, or that lie outside their least and greatest value.
+
+    Raises ``ConfigError`` naming what it has, or the bounds.
+    """
     unknown = [key for key in params if key not in known]
     if unknown:
         raise ConfigError(
             f"policy.params: {name} has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}",
             param=f"policy.params.{unknown[0]}",
         )
+    for key, (least, greatest) in (bounds or {}).items():
+        value = params.get(key, known[key])
+        if not least <= value <= greatest:
+            raise ConfigError(
+                f"policy.params.{key}: {value:g} must be from {least:g} to {greatest:g}", param=f"policy.params.{key}"
+            )

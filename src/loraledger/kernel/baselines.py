@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import ClassVar
 
-from loraledger.errors import ConfigError
 from loraledger.kernel.affinity import check_params
 from loraledger.kernel.cost import candidate, load_waiters
 from loraledger.kernel.policy import Choice, Stability
@@ -40,15 +39,8 @@ class Baseline:
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
 
     def __init__(self, settings: FleetSettings) -> None:
-        check_params(self.name, settings.params, self.defaults)
+        check_params(self.name, settings.params, self.defaults, self.bounds)
         self._params = {**self.defaults, **settings.params}
-        for key, (least, greatest) in self.bounds.items():
-            value = self._params[key]
-            if not least <= value <= greatest:
-                raise ConfigError(
-                    f"policy.params.{key}: {value:g} must be from {least:g} to {greatest:g}",
-                    param=f"policy.params.{key}",
-                )
 
     def pool(self, state: FleetState, adapter: AdapterState | None) -> Iterable[ReplicaState]:
         """All replicas, in configured order."""

@@ -20,7 +20,7 @@ def policy_names() -> tuple[str, ...]:
 def make_policy(settings: FleetSettings) -> Policy:
     """The policy that ``settings`` names. Raises ``ConfigError`` on an unknown name or parameter, naming the known ones."""
     if settings.policy == BoundedAffinity.name:
-        check_params(settings.policy, settings.params, BoundedAffinity.defaults)
+        check_params(settings.policy, settings.params, BoundedAffinity.defaults, BoundedAffinity.bounds)
         return BoundedAffinity(settings.params, settings.limits.loads_per_minute)
     for baseline in _BASELINES:
         if settings.policy == baseline.name:

@@ -43,7 +43,7 @@ def demo(
     from loraledger.cli.demo.workload import load_workload
 
     with tempfile.TemporaryDirectory(prefix="loraledger-demo-") as temporary:
-        folder = temporary if keep is None else str(keep)
+        folder = temporary if keep is None else str(keep.absolute())
         print(
             "loraledger demo: 2 emulated replicas with 4 slots each, 24 adapters of rank 8 to 64, 3 tenants\n"
             f"(files in {folder}; the emulated engines run {speed:g} times as fast as real ones, times shown are wall clock)",

@@ -320,6 +320,8 @@ def export(
     read = Trace(trace, skip_bad=skip_bad)
     if out.suffix == ".yaml":
         raise typer.BadParameter("--out names the CSV: the header beside it ends in .yaml")
+    if trace.resolve() in (out.resolve(), header_path(out).resolve()):
+        raise typer.BadParameter(f"--out {out} would write over the trace: name another file")
     lost = write_tracev2(out, read.header, watched(read, "writing", read.header.requests))
     if read.dropped:
         print(f"loraledger: {dropped_text(read.dropped)}", file=sys.stderr)

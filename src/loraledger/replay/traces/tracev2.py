@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import errno
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -102,19 +103,23 @@ def write_tracev2(path: Path, header: Header, requests: Iterable[Request]) -> in
         **({} if header.seed is None else {"workload_seed": header.seed}),
         "workload_spec": f"loraledger:{header.name}@{header.digest or 'unknown'}",
     }
-    lost = 0
+    lost, staged = 0, path.with_name(f".{path.name}.new")
     try:
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with staged.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
             out.writerow(COLUMNS.split())
             for number, request in enumerate(requests):
                 out.writerow(_cells(number, request))
                 lost += bool(request.blocks)
+        staged.replace(path)
         header_path(path).write_text(yaml.safe_dump(about, sort_keys=False), encoding="utf-8")
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise
         raise InputFileError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):
+            staged.unlink(missing_ok=True)
     return lost
 
 
