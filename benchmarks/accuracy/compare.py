@@ -8,17 +8,19 @@ outcome of the engine's speed and would give the answer away.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from benchmarks.reproduce.table import Line
 from loraledger.conductor.reading import Segment, open_record
+from loraledger.engines.calibrate.measure import Point
+from loraledger.engines.calibrate.run import middle
 from loraledger.kernel.settings import MS
 from loraledger.record.frames import segments
 from loraledger.record.tables import HIT_CLASSES, Row
@@ -29,7 +31,8 @@ from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.traces.recorded import Recorded
 from loraledger.replay.traces.trace import BadRows
 from loraledger.twin.calibrated import Calibrated
-from loraledger.twin.fit_points import Points
+from loraledger.twin.fit import fit
+from loraledger.twin.fit_points import DecodePoint, MixedPoint, MovePoint, Points, PrefillPoint
 
 TARGETS: Final = {
     "throughput": 0.05,
@@ -41,6 +44,9 @@ TARGETS: Final = {
 }
 HIT_TARGET: Final = 1.0
 """Percentage points."""
+PIECE: Final = "calibration-{}.json"
+CONTEXT: Final = 64
+"""Tokens of context within which two batches count as the same probe's."""
 UNITS: Final = {"throughput": "tokens/s", "loads": "loads"}
 NAIVE: Final = ("throughput", "mean TTFT", "mean ITL")
 
@@ -201,13 +207,54 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / mean if mean else 0.0
 
 
-def load_points(path: Path) -> tuple[Calibrated, Points]:
-    """A calibration as ``save_points`` left it."""
-    return msgspec.json.decode(path.read_bytes(), type=tuple[Calibrated, Points])
+def pieces(work: Path) -> list[Path]:
+    """The pieces of the calibration that a work folder has."""
+    return sorted(work.glob(PIECE.format("*")))
+
+
+def load_points(work: Path) -> tuple[Calibrated, Points]:
+    """What the pieces of a calibration come to, together, and their points pooled."""
+    found = [msgspec.json.decode(piece.read_bytes(), type=tuple[Calibrated, Points]) for piece in pieces(work)]
+    points = pooled([points for _, points in found])
+    first, fitted = found[0][0], fit(points, found[0][0].profile)
+    calibrated = msgspec.structs.replace(
+        first,
+        profile=fitted.profile,
+        boundary_ps=fitted.boundary_ps,
+        boundary_per_seq_ps=fitted.boundary_per_seq_ps,
+        load_call_ps=fitted.load_call_ps,
+        terms=fitted.terms,
+    )
+    return calibrated, points
+
+
+def pooled(parts: Sequence[Points]) -> Points:
+    """One point for those of the same probe."""
+    made: dict[str, Any] = {}
+    for field in Points.__struct_fields__:
+        alike: dict[tuple[int, ...], list[Point]] = defaultdict(list)
+        for part in parts:
+            for point in getattr(part, field):
+                alike[_probe_of(point)].append(point)
+        made[field] = tuple(middle(points) for points in alike.values())
+    return Points(**made)
+
+
+def _probe_of(point: Point) -> tuple[int, ...]:
+    """What tells the points of one probe from those of others: how many tokens were held differs a little by luck."""
+    match point:
+        case DecodePoint():
+            return point.sequences, point.adapters, round(point.kv_tokens / point.sequences / CONTEXT)
+        case MixedPoint():
+            return point.sequences, point.adapters, point.tokens
+        case PrefillPoint():
+            return point.adapters, point.tokens
+        case MovePoint():
+            return point.bytes, point.rank
 
 
 def save_points(path: Path, calibrated: Calibrated, points: Points) -> None:
-    """Keep a calibration with what was measured."""
+    """Keep a piece of a calibration with what was measured."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode((calibrated, points)), indent=1))
 
 

@@ -136,6 +136,19 @@ def test_where_a_line_misses_batches_get_rows_of_their_own() -> None:
     assert "a line misses" in note
 
 
+def test_a_batch_that_ran_while_the_machine_was_fast_does_not_make_larger_batches_cheaper() -> None:
+    rows = ((1, 5 * PS_PER_MS, 0), (8, 40 * PS_PER_MS, 0), (32, 50 * PS_PER_MS, 0), (256, 60 * PS_PER_MS, 0))
+    bent = msgspec.structs.replace(TRUE, decode_table=rows, adapter_step_ps=0, lora_ps=0)
+    points = measured(bent)
+    lucky = tuple(
+        msgspec.structs.replace(p, seconds=p.seconds * 0.7) if p.sequences == 16 else p for p in points.decodes
+    )
+    found = fit(msgspec.structs.replace(points, decodes=lucky), TwinProfile()).profile
+    steps = [found.step_ps(n, 600, 0, 1) for n in (1, 2, 4, 8, 16, 32)]
+    assert found.decode_table
+    assert steps == sorted(steps)
+
+
 def test_prompts_that_no_line_fits_get_a_table_and_prompts_beside_decodes_their_own() -> None:
     alone, beside = ((1, 10**9), (64, 10**10), (256, 9 * 10**10), (2048, 10**12)), ((1, 10**10), (2048, 2 * 10**12))
     bent = msgspec.structs.replace(TRUE, prefill_table=alone, mixed_table=beside)

@@ -24,7 +24,7 @@ import msgspec
 from loraledger.twin.calibrated import Term
 from loraledger.twin.fit_points import DecodePoint, MovePoint, Points, term_of, to_ps, to_seconds
 from loraledger.twin.fit_prompts import fit_prompts
-from loraledger.twin.fit_solving import least_squares, without_outliers
+from loraledger.twin.fit_solving import isotonic, least_squares, without_outliers
 from loraledger.twin.profile import PS_PER_S, TwinProfile
 
 LINE_MISS: Final = 0.05
@@ -179,7 +179,8 @@ def _decode_table(
     points: Sequence[DecodePoint], own: Sequence[float], profile: TwinProfile, per_kv: float
 ) -> tuple[tuple[int, int, int], ...]:
     """A row for each batch size: its own slope where contexts differ twofold, else the common one."""
-    rows: list[tuple[int, int, int]] = []
+    fitted: list[tuple[int, int, float]] = []
+    shortest: list[float] = []  # what the step of each batch takes at its shortest context
     for count in sorted({p.sequences for p in points}):
         mine = [(p.kv_tokens, s) for p, s in zip(points, own, strict=True) if p.sequences == count]
         contexts = [kv for kv, _ in mine]
@@ -188,7 +189,13 @@ def _decode_table(
         else:
             slope = per_kv
             start = fmean(s - slope * kv for kv, s in mine)
-        rows.append((count, max(1, to_ps(start)), to_ps(slope)))
+        fitted.append((count, min(contexts), slope))
+        shortest.append(start + slope * min(contexts))
+    # One more sequence never makes a step shorter; a machine that was slow for a moment would.
+    rows = [
+        (count, max(1, to_ps(time - slope * kv)), to_ps(slope))
+        for (count, kv, slope), time in zip(fitted, isotonic(shortest), strict=True)
+    ]
     if rows[0][0] > 1:
         rows.insert(0, (1, max(1, min(rows[0][1], profile.step_base_ps + profile.step_per_seq_ps)), rows[0][2]))
     last, most = rows[-1], profile.max_seqs

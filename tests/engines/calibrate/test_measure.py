@@ -12,7 +12,7 @@ import pytest
 
 from engines.emulated import adapter, client, complete
 from loraledger.engines.calibrate.facts import Given
-from loraledger.engines.calibrate.measure import PREFIX, Folder, steady
+from loraledger.engines.calibrate.measure import PREFIX, Bench, Folder, steady
 from loraledger.engines.calibrate.plan import DecodeProbe, MixedProbe, MoveProbe, PrefillProbe, Probe
 from loraledger.engines.calibrate.run import Progress, Request, Result, calibrate
 from loraledger.engines.emulator import EmulatorServer, EmulatorSettings
@@ -118,6 +118,21 @@ async def test_a_load_call_is_the_stall_of_a_stream_beside_it(
         (call,) = (await calibrated(server, folders)).points.calls
     assert isinstance(call, MovePoint)
     assert call.seconds == pytest.approx((TRUE.load_ps(3_000_000) + TRUE.activate_ps(64)) / PS_PER_S, rel=0.01)
+
+
+@on_virtual_clock
+@pytest.mark.parametrize(("told", "ms"), [(0.1, 100), (0.001, 20)])
+async def test_an_activation_takes_no_less_than_the_probe_says(
+    told: float, ms: int, folders: tuple[Folder, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def seen(*_: object) -> list[float]:
+        return [told]
+
+    monkeypatch.setattr(Bench, "_told", seen)
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: [*PROBES[:2], PROBES[5], PROBES[7]])
+    async with running() as server:
+        (activation,) = (await calibrated(server, folders)).points.activations
+    assert activation.seconds == pytest.approx(ms / 1e3, rel=0.01)
 
 
 @on_virtual_clock

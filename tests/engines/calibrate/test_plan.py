@@ -46,7 +46,16 @@ def test_prompts_reach_the_most_that_a_step_computes_and_batches_the_most_that_r
 
 def test_distinct_adapters_are_compared_within_one_batch() -> None:
     probes = of(DecodeProbe, plan(facts(), FOLDERS, quick=False))
-    assert {(p.sequences, p.adapters) for p in probes if p.adapters != 1} == {(1, 0), (8, 0), (8, 2), (8, 4)}
+    several = {(2, 2), (4, 4), (8, 2), (8, 4), (16, 4)}
+    assert {(p.sequences, p.adapters) for p in probes if p.adapters != 1} == {(1, 0), (8, 0)} | several
+    assert len(set(probes)) == len(probes)
+    assert [p.sequences for p in probes[:-1]] == sorted(p.sequences for p in probes[:-1])
+
+
+def test_a_place_is_left_free_for_the_prompt_that_is_injected() -> None:
+    for most, beside in ((16, {2, 8}), (8, {2, 7}), (2, {1}), (1, set())):
+        found = of(MixedProbe, plan(facts(max_seqs=most), FOLDERS, quick=False))
+        assert {probe.sequences for probe in found} == beside
 
 
 def test_moves_are_measured_with_the_smallest_and_the_largest_adapter() -> None:

@@ -6,7 +6,7 @@ Theory of operation. Every duration is read off streams that run while something
   its step. A gap of over ten times the mean is somebody else's and left out.
 - A prompt that is injected delays the streams that run: the gaps that it touches, less what as many undisturbed ones take.
 - An activation or a load is the longer time to the first token of requests that go round one more adapter than there are places,
-  over that of an adapter that stays. With a probe in the engine, loads are its own figures.
+  over that of the same adapter right after. With a probe in the engine, loads are its own figures, and activations no less.
 - A load call is the delay of a stream that runs beside it.
 
 Adapters are registered under names of our own; one folder can be registered many times, and the engine moves each as one of its
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 PREFIX: Final = "loraledger-calibrate-"
 TINY: Final = 8
 """Prompt tokens of a request of which only the moves of its adapter matter."""
-REPEATS: Final = 4
+REPEATS: Final = 6
 INJECTIONS: Final = 6
 DISTURBED: Final = 10.0
 """Times the mean gap beyond which a gap is not the engine's step."""
@@ -134,7 +134,7 @@ class Bench:
         adapters = 1 if self._pool else 0
         (model,) = await self._warm(adapters)
         times = [(await self._asker.ask(model, probe.tokens, 1)).ttft for _ in range(REPEATS)]
-        return PrefillPoint(tokens=probe.tokens, adapters=adapters, seconds=median(times))
+        return PrefillPoint(tokens=probe.tokens, adapters=adapters, seconds=inner(times))
 
     async def _mixed(self, probe: MixedProbe) -> list[MixedPoint]:
         adapters = 1 if self._pool else 0
@@ -164,8 +164,9 @@ class Bench:
                 kv_tokens=round(median(held)),
                 tokens=probe.tokens,
                 adapters=adapters,
-                delay=max(0.0, median(delays)),
-                ttft=median(waits) + calm_step(streams[0].times, spans) / 2,
+                delay=max(0.0, inner(delays)),
+                # The mean: a request that just misses a step waits for one more, and that is no disturbance.
+                ttft=fmean(waits) + calm_step(streams[0].times, spans) / 2,
             )
         ]
 
@@ -179,12 +180,16 @@ class Bench:
         mark = await self._mark()
         for name in names:  # whatever the registrations left behind, from here on the order is the cycle's
             await self._asker.ask(name, TINY, 1)
-        moved = [(await self._asker.ask(name, TINY, 1)).ttft for name in names]
-        stayed = [(await self._asker.ask(names[-1], TINY, 1)).ttft for _ in range(max(REPEATS, min(places, 8)))]
-        told = await self._told(mark, set(names)) if probe.kind == "load" else []
+        longer = []
+        for name in names:  # moved, then there: what the machine does at that moment is in both
+            moved = (await self._asker.ask(name, TINY, 1)).ttft
+            longer.append(moved - (await self._asker.ask(name, TINY, 1)).ttft)
+        told = await self._told(mark, set(names), probe.kind)
         await self._forget(names)
-        more = median(moved) - median(stayed)
+        more = median(longer)
         if probe.kind == "activation":
+            # On a device the copy goes on when the host is done with it: what the probe saw is only the least.
+            more = max(more, median(told or [more]))
             self._activations[probe.folder] = more
         elif told:
             more = median(told)
@@ -214,8 +219,8 @@ class Bench:
         snapshot = await self._probe.residency()
         return snapshot["seq"], snapshot["boot"]
 
-    async def _told(self, mark: tuple[int, str] | None, names: set[str]) -> list[float]:
-        """How long the probe says that loads of ``names`` took since ``mark``, in s."""
+    async def _told(self, mark: tuple[int, str] | None, names: set[str], kind: str) -> list[float]:
+        """How long the probe says that loads or activations of ``names`` took in steps since ``mark``, in s."""
         if self._probe is None or mark is None:
             return []
         await asyncio.sleep(0.2)  # its readings are merged 20 times a second
@@ -223,7 +228,9 @@ class Bench:
         return [
             event["dur_ns"] / 1e9
             for event in page.get("events", ())
-            if event.get("kind") == "load_end" and event.get("name") in names and event.get("cause") == "step"
+            if event.get("kind") == f"{kind}_end"
+            and event.get("name") in names
+            and event.get("cause", "step") == "step"
         ]
 
     # --- helpers ------------------------------------------------------------------------------------------------------
@@ -271,6 +278,11 @@ def _raise_of(tasks: Sequence[asyncio.Task[Answered]]) -> None:
     for task in tasks:
         if task.done():
             task.result()
+
+
+def inner(values: Sequence[float]) -> float:
+    """The mean without the lowest and the highest, of fewer than 5 the median: what a replay adds up are means, hiccups aside."""
+    return fmean(sorted(values)[1:-1]) if len(values) > 4 else median(values)
 
 
 def steady(gaps: Sequence[float]) -> float:

@@ -3,7 +3,8 @@
 Theory of operation. Every profile needs decodes at several batch sizes and prompts of several lengths; a profile for adapters
 needs what they add. So one round measures each point once, short ones before long ones, and further rounds repeat it: a round
 that is cut leaves each term with points. ``--quick`` is one round of fewer points. Batches and lengths grow by factors, because
-costs do.
+costs do. A shared machine is faster and slower by turns of ten seconds and more, by up to a third: rounds help against that, more
+repeats within one do not.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ STEPS: Final = 32
 """Decode steps that a batch is measured over."""
 MOST_STREAMS: Final = 64
 LONGEST: Final = 4096
-ROUNDS: Final = 3
+BESIDE: Final = (2, 8)
+"""Streams that a prompt is injected beside."""
+ROUNDS: Final = 5
 
 
 class DecodeProbe(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,26 +65,34 @@ def plan(facts: Facts, folders: list[tuple[int, int]], *, quick: bool) -> list[P
     batches = _grow(1, most, 4 if quick else 2)
     longest = min(facts.max_model_len - STEPS - 2, LONGEST)
     middle = batches[len(batches) // 2]
-    decodes: list[Probe] = [DecodeProbe(sequences=n, prompt=SHORT, adapters=one) for n in batches]
+    decodes = _decode_probes(facts, batches, one)
     roomy = min(longest // 2, facts.kv_blocks * facts.block_size // (2 * middle))
     if roomy > 4 * SHORT:
         decodes.append(DecodeProbe(sequences=middle, prompt=roomy, adapters=one))
     prompts = _grow(8, min(facts.token_budget, facts.max_model_len - 1, LONGEST), 4 if quick else 2)
     prefills: list[Probe] = [PrefillProbe(tokens=tokens) for tokens in prompts]
-    mixed: list[Probe] = [
-        MixedProbe(sequences=n, tokens=tokens) for tokens in prompts[1:] for n in sorted({min(2, most), min(8, most)})
-    ]
-    return [*decodes, *_adapter_probes(facts, folders, most), *prefills, *_moves(facts, folders, quick=quick), *mixed]
+    # One place must be free, or what is injected waits until a stream ends.
+    beside = sorted({min(few, most, facts.max_seqs - 1) for few in BESIDE} - {0})
+    mixed: list[Probe] = [MixedProbe(sequences=n, tokens=tokens) for tokens in prompts for n in beside]
+    return [*decodes, *prefills, *_moves(facts, folders, quick=quick), *mixed]
 
 
-def _adapter_probes(facts: Facts, folders: list[tuple[int, int]], most: int) -> list[Probe]:
-    """One stream of the base model, and the same batch of no adapter, one, half of the slots and all of them."""
-    if not folders:
-        return []
-    alone: list[Probe] = [DecodeProbe(sequences=1, prompt=SHORT, adapters=0)]
-    batch = min(most, max(8, facts.slots))
-    counts = sorted({0, 1, min(batch, max(1, facts.slots // 2)), min(batch, facts.slots)})
-    return alone + [DecodeProbe(sequences=batch, prompt=SHORT, adapters=count) for count in counts]
+def _decode_probes(facts: Facts, batches: list[int], one: int) -> list[Probe]:
+    """Each batch of ``one`` adapter and of as many as it can hold; one stream, and a larger batch, of the base model too.
+
+    Batches that differ in nothing but adapters follow each other, so that a machine that slowly changes its speed does not count
+    as one more adapter's cost. The larger batch also runs on half of the slots.
+    """
+    compared = min((n for n in batches if n >= max(8, facts.slots)), default=batches[-1])
+    found: list[Probe] = []
+    for n in batches:
+        counts = {one, min(n, facts.slots) if one else 0}
+        if n == 1:
+            counts.add(0)
+        if n == compared and one:
+            counts |= {0, min(n, max(1, facts.slots // 2))}
+        found += [DecodeProbe(sequences=n, prompt=SHORT, adapters=count) for count in sorted(counts)]
+    return found
 
 
 def _moves(facts: Facts, folders: list[tuple[int, int]], *, quick: bool) -> list[Probe]:

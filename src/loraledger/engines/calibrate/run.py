@@ -1,7 +1,7 @@
 """One calibration: look at the engine, measure it within a budget of time, fit, and clean up.
 
 Theory of operation. A plan's round is carried out again and again until the rounds or the time are over. A probe that lately took
-longer than what is left is skipped; of each point the median over its rounds counts. An engine that works for others would be
+longer than what is left is skipped; of each point the inner mean over its rounds counts. An engine that works for others would be
 measured wrongly and disturbed, so a busy one is refused before anything is sent, and what it finished beside our own requests
 is counted and said.
 """
@@ -19,7 +19,7 @@ import msgspec
 
 from loraledger.engines.calibrate.asking import Asker
 from loraledger.engines.calibrate.facts import Facts, Given, Reader
-from loraledger.engines.calibrate.measure import PREFIX, Bench, Folder, Point
+from loraledger.engines.calibrate.measure import PREFIX, Bench, Folder, Point, inner
 from loraledger.engines.calibrate.plan import ROUNDS, DecodeProbe, MoveProbe, Probe, plan
 from loraledger.engines.probe_api import ProbeApi
 from loraledger.engines.protocol import ReplicaTarget
@@ -220,7 +220,7 @@ def adapter_cost(points: Points, fitted: Fit) -> str:
 
 
 def _points(found: dict[Probe, list[Point]]) -> Points:
-    """The median over the rounds of each probe."""
+    """One point of each probe, for its rounds."""
     decodes: list[DecodePoint] = []
     prefills: list[PrefillPoint] = []
     mixed: list[MixedPoint] = []
@@ -249,9 +249,9 @@ def _points(found: dict[Probe, list[Point]]) -> Points:
 
 
 def middle(points: Sequence[Point]) -> Point:
-    """One point for several of the same probe: the median of what was measured."""
+    """One point for several of the same probe: the inner mean of what was measured."""
     first = points[0]
     fields = ("delay", "ttft") if isinstance(first, MixedPoint) else ("seconds",)
     return msgspec.structs.replace(
-        first, **{field: median(getattr(point, field) for point in points) for field in fields}
+        first, **{field: inner([getattr(point, field) for point in points]) for field in fields}
     )
