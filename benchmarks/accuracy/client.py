@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.accuracy.workload import Call
+from loraledger.cli.demo.player import streamed
 from loraledger.engines.calibrate.asking import HIGHEST_ID, LOWEST_ID
 
 DRAIN_S = 120.0
@@ -54,24 +55,6 @@ class Player:
                 "temperature": 0,
                 "stream": True,
             }
-        ).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: accuracy\r\nAuthorization: Bearer {self._key}\r\n"
-            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        ).encode()
-        outcome = "cut"
-        try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-            writer.write(head + body)
-            first = tail = b""
-            while data := await reader.read(65536):
-                first = first or data
-                tail = (tail + data)[-64:]
-            writer.close()
-            if b"[DONE]" in tail:
-                outcome = "ok"
-            elif first:
-                outcome = first.split(b" ", 2)[1].decode()
-        except OSError as error:
-            outcome = type(error).__name__
+        )
+        outcome = await streamed(self._port, "/v1/completions", self._key, body)
         self.ended[outcome] += 1

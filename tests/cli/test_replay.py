@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn
 
+from loraledger.cli.replay.folders import held
 from loraledger.cli.replay.progress import Drawn
 from loraledger.record.parquet import write_parquet
 from loraledger.record.reader import RecordReader
@@ -161,6 +162,37 @@ def test_a_saturated_fleet_is_said_to_be(ready: Cli) -> None:
     assert "OVER" in done.out
     assert "speed=1000: SATURATED: " in done.out
     assert done.err.splitlines()[-1] == "loraledger: of 1 runs 1 saturated"
+
+
+def test_a_trace_that_is_too_short_to_tell_is_not_called_ok(ready: Cli) -> None:
+    done = ready("replay", "t.jsonl", "-j1", "--json")
+    (run,) = done.items("replay")["runs"]
+    assert run["report"]["saturation"]["saturated"] is None
+    shown = ready("replay", "t.jsonl", "-j1")
+    header = next(line.split() for line in shown.out.splitlines() if "LOAD" in line.split())
+    row = next(line for line in shown.table() if line and line[0] == "as")
+    assert row[header.index("LOAD") + 1] == "-"  # "as configured" is two words
+
+
+def test_two_sweeps_never_write_into_one_folder_at_a_time(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    before = (tmp_path / "o" / "as_configured" / "run.json").read_bytes()
+    with held(tmp_path / "o"):
+        second = ready("replay", "t.jsonl", "--out", "o", "-j1")
+    assert second.code == 3
+    assert "another replay writes into o: wait for its end, or give --out another folder" in second.err
+    assert (tmp_path / "o" / "as_configured" / "run.json").read_bytes() == before
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+
+
+def test_a_damaged_run_to_compare_with_is_found_before_anything_is_played(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "theirs", "-j1").code == 0
+    (path,) = (tmp_path / "theirs").glob("*/record/requests/*/*/*.parquet")
+    path.write_bytes(path.read_bytes()[:200])
+    done = ready("replay", "t.jsonl", "--out", "ours", "--against", "theirs/as_configured", "-j1")
+    assert done.code == 3
+    assert "cannot be read" in done.err.splitlines()[-1]
+    assert [path.name for path in (tmp_path / "ours").iterdir()] == ["replay.json"]
 
 
 def test_many_runs_are_told_in_short(ready: Cli) -> None:

@@ -102,7 +102,7 @@ def test_a_queue_that_drains_before_the_end_is_not_saturated() -> None:
 def test_a_short_trace_says_that_it_is_too_short_to_tell() -> None:
     for requests in (0, 1, 10, 49, 300):
         verdict = one_server(0.9, requests, 1)
-        assert not verdict.saturated
+        assert verdict.saturated is None
         assert verdict.reason.startswith(f"too short to tell: {requests} requests")
     assert one_server(2.0, 300, 1).saturated
 
@@ -113,7 +113,7 @@ def test_what_arrives_at_one_instant_waits_for_itself() -> None:
         backlog.arrival(7)
     verdict = backlog.verdict()
     assert verdict.saturated
-    assert (verdict.offered_per_s, verdict.served_per_s, verdict.backlog) == (0.0, 0.0, 100)
+    assert (verdict.offered_per_s, verdict.served_per_s, verdict.backlog) == (None, None, 100)
 
 
 def test_a_closed_loop_cannot_be_outrun() -> None:

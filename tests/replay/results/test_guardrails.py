@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from loraledger.replay.fleet.outcome import Saturation
@@ -113,3 +114,11 @@ def test_a_baseline_passes_its_own_guardrails() -> None:
 def test_a_budget_that_cannot_be_is_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} is {value}"):
         Guardrails(**{name: value})
+
+
+def test_a_saturated_run_passes_no_guardrail_and_may_fail_one() -> None:
+    over = Saturation(saturated=True, offered_per_s=2, served_per_s=1, backlog=9, reason="")
+    run = msgspec.structs.replace(report(preemptions=11), saturation=over)
+    assert verdicts(run, report(), Guardrails()) == [("preemptions_per_1000", "fail"), ("long_ttft_ratio", "unknown")]
+    words = judge(run, report(), Guardrails())[1].words
+    assert words.endswith("1.1 x the baseline, but the run is saturated")

@@ -265,15 +265,22 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: str) -> None:
         path.unlink()
         with connect(tmp_path / "scratch", threads=1, memory_limit="64MB") as connection:
             columns = "[1] AS first_token_ns, 'x' AS arrived_ns, 'a' AS adapter, true AS replica"
-            run(connection, f"COPY (SELECT {columns}) TO {quote(path)} (FORMAT parquet)")
+            run(connection, f"COPY (SELECT {columns} FROM range(2)) TO {quote(path)} (FORMAT parquet)")
     else:
         path.write_bytes({"cut": whole[: len(whole) // 2], "noise": whole[:-200] + b"\0" * 200, "empty": b""}[damage])
-    with pytest.raises(InputFileError, match="cannot be read"):
+    with pytest.raises(InputFileError, match="cannot be read") as caught:
+        summarize(tmp_path)
+    assert "\n" not in caught.value.message
+
+
+def test_a_record_with_other_requests_than_the_run_had_is_refused(tmp_path: Path) -> None:
+    write_run(tmp_path, waits(1.0, 2.0), outcome(3))
+    with pytest.raises(InputFileError, match="its record has 2 requests, the run had 3"):
         summarize(tmp_path)
 
 
 def test_a_class_that_this_version_does_not_know_is_unknown(tmp_path: Path) -> None:
-    write_run(tmp_path, waits(1.0, hit_class="gpu"))
+    write_run(tmp_path, waits(1.0, hit_class="gpu"), outcome(2))
     (path,) = (tmp_path / RECORD_FOLDER).glob("requests/*/*/*.parquet")
     with connect(tmp_path / "scratch", threads=1, memory_limit="64MB") as connection:
         beside = path.with_name("beside.parquet")

@@ -150,9 +150,17 @@ def test_a_run_replaces_an_earlier_one_of_its_name_and_nothing_else(tmp_path: Pa
     trace = trace_file(tmp_path, zipf_trace(20, 6, 20))
     one = job(tmp_path, "one", trace)
     play(one, lambda _: None)
-    (one.directory / "extra").write_text("")
+    before = (one.directory / RUN_FILE).stat().st_ino
     play(one, lambda _: None)
+    assert (one.directory / RUN_FILE).stat().st_ino != before
     assert {path.name for path in one.directory.iterdir()} == {"record", RUN_FILE}
+    (one.directory / "notes.txt").write_text("mine")
+    with pytest.raises(InputFileError, match=r"notes\.txt is no part of a run and would be lost"):
+        play(one, lambda _: None)
+    assert (one.directory / "notes.txt").read_text() == "mine"
+    (tmp_path / "link").symlink_to(one.directory)
+    with pytest.raises(InputFileError, match="link is there and is no run"):
+        play(job(tmp_path, "link", trace), lambda _: None)
     other = job(tmp_path, "thesis", trace)
     other.directory.mkdir()
     (other.directory / "thesis.tex").write_text("years")

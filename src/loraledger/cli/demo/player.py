@@ -62,27 +62,32 @@ async def _send(port: int, call: Call, progress: Progress) -> None:
             "max_tokens": call.generated_tokens,
             "stream": True,
         }
-    ).encode()
+    )
+    outcome = await streamed(port, "/v1/chat/completions", call.tenant.key, body)
+    progress.ended[outcome] += 1
+
+
+async def streamed(port: int, path: str, key: str, body: str) -> str:
+    """Send a streaming request and read its answer to the end with as little work as can be: ``ok``, the HTTP status of another
+    answer, ``cut``, or the name of an error of the connection."""
+    content = body.encode()
     head = (
-        f"POST /v1/chat/completions HTTP/1.1\r\nHost: demo\r\nAuthorization: Bearer {call.tenant.key}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: loraledger\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
     ).encode()
-    outcome = "cut"
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head + body)
+        writer.write(head + content)
         tail = first = b""
         while data := await reader.read(65536):
             first = first or data
             tail = (tail + data)[-64:]
         writer.close()
-        if b"[DONE]" in tail:
-            outcome = "ok"
-        elif first:
-            outcome = first.split(b" ", 2)[1].decode()
     except OSError as error:
-        outcome = type(error).__name__
-    progress.ended[outcome] += 1
+        return type(error).__name__
+    if b"[DONE]" in tail:
+        return "ok"
+    return first.split(b" ", 2)[1].decode() if first else "cut"
 
 
 async def _show(fleet: DemoFleet, progress: Progress) -> None:

@@ -1,13 +1,16 @@
 """Where runs are kept: one folder a sweep, one folder a run in it, named by what tells the run apart.
 
 A sweep's folder carries a mark with the trace that its runs are of, so that several sweeps of one trace may share it and nothing
-else is ever written into, or deleted. A run replaces an earlier one of its name.
+else is ever written into, or deleted. A run replaces an earlier one of its name. Whoever plays holds the mark locked: two sweeps
+that write into one folder at a time would mix their rows.
 """
 
 from __future__ import annotations
 
+import fcntl
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +47,19 @@ def sweep_folder(out: Path | None, digest: str) -> Path:
             f"{folder}: cannot be written: {error.strerror or error}; give --out another folder"
         ) from error
     return folder
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Nobody else plays into a sweep's ``folder`` meanwhile. Raises ``InputFileError`` when somebody does."""
+    with (folder / MARK).open("rb") as mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputFileError(
+                f"another replay writes into {folder}: wait for its end, or give --out another folder"
+            ) from error
+        yield
 
 
 def run_folders(folder: Path, labels: Sequence[str], kept: Path | None) -> list[Path]:

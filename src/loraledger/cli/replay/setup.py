@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from loraledger.adapters import Catalog
-from loraledger.cli.replay.folders import run_folders, sweep_folder
+from loraledger.cli.replay.folders import held, run_folders, sweep_folder
 from loraledger.cli.replay.progress import watching
 from loraledger.cli.trace.options import watched
 from loraledger.config import Loaded
@@ -18,7 +18,7 @@ from loraledger.errors import InputFileError, LedgerError
 from loraledger.gateway.assemble import fleet_settings
 from loraledger.record.reader import RecordReader
 from loraledger.replay.fleet.observation import Observation
-from loraledger.replay.results.folder import read_outcome
+from loraledger.replay.results.folder import check_record, open_runs, read_outcome
 from loraledger.replay.scenarios.axes import Changes
 from loraledger.replay.scenarios.building import Ground, scenario
 from loraledger.replay.scenarios.parties import Survey, adapters_of, survey, tenants_of
@@ -84,28 +84,36 @@ def play(prepared: Prepared, out: Path | None, at_once: int | None, against: Pat
 
     Raises ``InputFileError`` also when ``against`` is no run of what is to be played, before anything is.
     """
-    jobs = _jobs(prepared, out, against)
+    folder = sweep_folder(out, prepared.seen.digest)
+    jobs = _jobs(prepared, folder, against)
     if against is not None:
-        theirs = read_outcome(against).trace
-        if other := next((job for job in jobs if job.identity != theirs), None):
-            raise InputFileError(
-                f"--against {against} is a run of {theirs}, {other.scenario.label} would be one of {other.identity}"
-            )
+        _check_pairable(against, jobs)
     labels = [job.scenario.label for job in jobs]
-    with watching(labels, prepared.seen.requests) as watcher:
+    with held(folder), watching(labels, prepared.seen.requests) as watcher:
         sweep(jobs, at_once or len(os.sched_getaffinity(0)), watcher)
     return [job.directory for job in jobs]
 
 
-def _jobs(prepared: Prepared, out: Path | None, against: Path | None) -> list[Job]:
+def _check_pairable(against: Path, jobs: Sequence[Job]) -> None:
+    """Raises ``InputFileError`` when ``against`` is damaged, or a run of something else than ``jobs`` will be."""
+    outcome = read_outcome(against)
+    if other := next((job for job in jobs if job.identity != outcome.trace), None):
+        raise InputFileError(
+            f"--against {against} is a run of {outcome.trace}, {other.scenario.label} would be one of {other.identity}"
+        )
+    with open_runs(run=against) as tables:
+        check_record(tables, against, outcome)
+
+
+def _jobs(prepared: Prepared, folder: Path, against: Path | None) -> list[Job]:
     digest, asked = prepared.seen.digest, prepared.asked
     labels = [one.label for one in prepared.scenarios]
-    folders = run_folders(sweep_folder(out, digest), labels, against)
+    folders = run_folders(folder, labels, against)
     return [
         Job(
             scenario=one,
             trace=prepared.trace.path,
-            directory=folder,
+            directory=directory,
             identity=identity(digest, one.speed, prepared.unfit),
             requests=prepared.seen.requests,
             skip_bad=asked.skip_bad,
@@ -113,7 +121,7 @@ def _jobs(prepared: Prepared, out: Path | None, against: Path | None) -> list[Jo
             unfit=prepared.unfit,
             clients=asked.clients,
         )
-        for one, folder in zip(prepared.scenarios, folders, strict=True)
+        for one, directory in zip(prepared.scenarios, folders, strict=True)
     ]
 
 

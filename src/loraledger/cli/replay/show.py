@@ -63,7 +63,7 @@ class Compared:
 
     def failed(self) -> str:
         """What is not as it must be, in a sentence; empty if all is."""
-        saturated = sum(report.saturation.saturated for report in self.reports)
+        saturated = sum(bool(report.saturation.saturated) for report in self.reports)
         failed = sum(any(v.verdict == "fail" for v in verdicts) for verdicts in self.verdicts)
         said = [f"{saturated} saturated"] * bool(saturated) + [f"{failed} with a guardrail that fails"] * bool(failed)
         return f"of {len(self.reports)} runs {' and '.join(said)}" if said else ""
@@ -125,7 +125,7 @@ def _waiting(report: Report) -> list[object]:
         _seconds(None if long is None else long.p90),
         _ms(None if itl is None else itl.mean),
         _share(met.overall),
-        "OVER" if report.saturation.saturated else "ok",
+        {True: "OVER", False: "ok", None: None}[report.saturation.saturated],
         None if worst is None else f"{_share(worst.attainment)} {printable(worst.name)[:24]}",
     ]
 
@@ -190,7 +190,7 @@ def _sentences(found: Compared) -> Iterator[str]:
         if report.by_status.get("open"):
             yield f"{label}: {report.by_status['open']:,} requests had not ended when nothing more could happen"
     if not few:
-        calm = sum(not report.saturation.saturated for report in found.reports)
+        calm = sum(report.saturation.saturated is False for report in found.reports)
         failed = sum(any(verdict.verdict == "fail" for verdict in verdicts) for verdicts in found.verdicts)
         yield f"{calm} of {len(found.reports)} runs are not saturated; a guardrail fails in {failed} (--json has the words)"
     if dropped := found.reports[0].dropped:

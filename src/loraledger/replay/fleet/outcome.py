@@ -16,12 +16,13 @@ RECORD_FOLDER: Final = "record"
 
 
 class Saturation(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether arrivals outran service. ``saturated``: figures of waiting say how long the trace is, not how good the fleet is."""
+    """Whether arrivals outran service. ``saturated``: figures of waiting say how long the trace is, not how good the fleet is;
+    ``None``: too short to tell. Rates are ``None`` when everything arrived at one instant."""
 
-    saturated: bool
-    offered_per_s: float
+    saturated: bool | None
+    offered_per_s: float | None
     """Arrivals over the trace's span."""
-    served_per_s: float
+    served_per_s: float | None
     """Requests that ended over the same span, while arrivals went on."""
     backlog: int
     """Requests that were open when the last one arrived."""

@@ -14,7 +14,7 @@ least 1). That is one *step*. The arrivals are cut into ten parts of equally man
 * everything arrived at one instant.
 
 With fewer than ``ENOUGH`` arrivals a load close to 1 looks like chance: it takes twice the steps to be called saturated, and if it
-is not, the reason says that the trace is too short to tell.
+is not, the trace is too short to tell, and the verdict is unknown (``None``).
 
 One server of fixed service time and Poisson arrivals (M/D/1), 1,000 requests, 300 seeds each: called saturated at a load of 1.1 in
 299, at 1.2 in 300, at 0.9 in none, at 0.95 in 18 (where the arrivals of a run may well be more than the server can do). With ten in
@@ -104,16 +104,16 @@ class Backlog:
             saturated, reason = False, f"a closed loop: the next request arrives when one of {clients} ends"
         return Saturation(
             saturated=saturated,
-            offered_per_s=(self.arrived - 1) * NS_PER_S / span if span else 0.0,
-            served_per_s=self._served * NS_PER_S / span if span else 0.0,
+            offered_per_s=(self.arrived - 1) * NS_PER_S / span if span else None,
+            served_per_s=self._served * NS_PER_S / span if span else None,
             backlog=self._open,
             reason=reason,
         )
 
-    def _judge(self, span: int) -> tuple[bool, str]:
+    def _judge(self, span: int) -> tuple[bool | None, str]:
         count = self.arrived
         if count < FEW:
-            return False, f"too short to tell: {count} requests, {self.refused} of them refused for want of room"
+            return None, f"too short to tell: {count} requests, {self.refused} of them refused for want of room"
         if not span:
             return True, f"all {count:,} requests arrived at one instant, so each waits for those before it"
         parts = self._parts()
@@ -133,7 +133,7 @@ class Backlog:
                 f"arrivals outran service: {rates}; {share:.0%} of the later half were refused for want of room",
             )
         if count < ENOUGH:
-            return False, f"too short to tell: {count} requests; {rates}; {waits}"
+            return None, f"too short to tell: {count} requests; {rates}; {waits}"
         return False, f"service kept up: {rates}; {waits}"
 
     def _refused(self, parts: list[list[Point]]) -> float:

@@ -41,7 +41,7 @@ class RunTables:
             while rows := cursor.fetchmany(_BATCH):
                 yield from rows
         except duckdb.Error as error:
-            raise InputFileError(f"the run's record cannot be read: {error}; replay it again") from error
+            raise InputFileError(f"the run's record cannot be read: {_first_line(error)}; replay it again") from error
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """All of them at once: for a SELECT that gives few."""
@@ -60,6 +60,15 @@ def open_runs(**runs: Path) -> Iterator[RunTables]:
             for table in _TABLES:
                 _create_view(connection, name, TABLES[table], directory)
         yield RunTables(connection)
+
+
+def check_record(tables: RunTables, directory: Path, outcome: Outcome) -> None:
+    """Raises InputFileError when the record of ``run`` has not the requests that the run had."""
+    ((found,),) = tables.rows("FROM run.requests SELECT count(*)")
+    if found != outcome.requests:
+        raise InputFileError(
+            f"{directory}: its record has {found:,} requests, the run had {outcome.requests:,}; replay it again"
+        )
 
 
 def read_outcome(directory: Path) -> Outcome:
@@ -89,4 +98,11 @@ def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table,
     try:
         run(connection, f"CREATE VIEW {name}.{table.name} AS FROM ({source}) SELECT {columns}")
     except duckdb.Error as error:
-        raise InputFileError(f"{directory}: its record cannot be read: {error}; replay it again") from error
+        raise InputFileError(
+            f"{directory}: its record cannot be read: {_first_line(error)}; replay it again"
+        ) from error
+
+
+def _first_line(error: duckdb.Error) -> str:
+    """What went wrong, without the statement that DuckDB adds."""
+    return str(error).partition("\n")[0]

@@ -2,7 +2,8 @@
 
 Theory of operation. Slots are paid for in KV blocks, so what a larger adapter pool gains in hits it may lose where KV is short:
 requests are preempted and computed again, and long prompts wait longest for room. Both are judged against the first run of a
-sweep, the configuration as it is, or against a fixed limit. What was not measured is ``unknown``: neither passed nor failed.
+sweep, the configuration as it is, or against a fixed limit. What was not measured is ``unknown``: neither passed nor failed. A
+saturated run passes none: those who still got an answer say nothing of those who were refused or wait.
 """
 
 from __future__ import annotations
@@ -43,7 +44,15 @@ class Verdict(msgspec.Struct, frozen=True):
 
 def judge(report: Report, baseline: Report, guardrails: Guardrails) -> tuple[Verdict, ...]:
     """One verdict for each budget that is set, in the order of ``Guardrails``."""
-    return tuple(_verdicts(report, baseline, guardrails))
+    found = tuple(_verdicts(report, baseline, guardrails))
+    if not report.saturation.saturated:
+        return found
+    return tuple(
+        msgspec.structs.replace(one, verdict="unknown", words=f"{one.words}, but the run is saturated")
+        if one.verdict == "pass"
+        else one
+        for one in found
+    )
 
 
 def _verdicts(report: Report, baseline: Report, guardrails: Guardrails) -> Iterator[Verdict]:

@@ -18,7 +18,7 @@ from loraledger.record.duck import quote
 from loraledger.record.tables import HIT_CLASSES
 from loraledger.replay.fleet.outcome import Saturation
 from loraledger.replay.results.bound import LoadWork, load_work
-from loraledger.replay.results.folder import RunTables, open_runs, read_outcome
+from loraledger.replay.results.folder import RunTables, check_record, open_runs, read_outcome
 from loraledger.units import NS_PER_S
 
 DEFAULT_SLO_S: Final = 1.0
@@ -160,6 +160,7 @@ def summarize(directory: Path, *, slo_s: float = DEFAULT_SLO_S) -> Report:
     """The figures of a run folder. Raises InputFileError when it is not one or is damaged."""
     outcome = read_outcome(directory)
     with open_runs(run=directory) as tables:
+        check_record(tables, directory, outcome)
         requests, tokens_per_s, long_above = _totals(tables)
         ttft_by_class = _spreads(tables, "coalesce(hit_class, 'undecided')", _ANSWERED)
         replica, share = _busiest(tables)

@@ -30,7 +30,7 @@ from typing import Final, Protocol
 import msgspec
 
 from loraledger.errors import InputFileError
-from loraledger.replay.fleet.outcome import RUN_FILE, Outcome
+from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome
 from loraledger.replay.fleet.run import Progress, run
 from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.scenarios.unfit import Unfit, fitting
@@ -102,8 +102,7 @@ def _alone(index: int, job: Job, watcher: Watcher) -> Outcome:
 
 def play(job: Job, progress: Callable[[Progress], None]) -> Outcome:
     """One run, in this process. Raises ``InputFileError``, also when another thing than a run has the folder's name."""
-    if job.directory.exists() and not (job.directory / RUN_FILE).is_file():
-        raise InputFileError(f"{job.directory} is there and is no run: give --out another folder")
+    _check_replaceable(job.directory)
     trace = Trace(job.trace, skip_bad=job.skip_bad, max_tokens=job.max_tokens)
     unfit: dict[str, int] = {}
     hidden = _hidden(job.directory)
@@ -123,6 +122,19 @@ def play(job: Job, progress: Callable[[Progress], None]) -> Outcome:
     shutil.rmtree(job.directory, ignore_errors=True)
     hidden.rename(job.directory)
     return outcome
+
+
+def _check_replaceable(directory: Path) -> None:
+    """Raises ``InputFileError`` unless ``directory`` is free, or a run and nothing else."""
+    if not directory.is_symlink() and not directory.exists():
+        return
+    if directory.is_symlink() or not (directory / RUN_FILE).is_file():
+        raise InputFileError(f"{directory} is there and is no run: give --out another folder")
+    foreign = sorted(path.name for path in directory.iterdir() if path.name not in (RUN_FILE, RECORD_FOLDER))
+    if foreign:
+        raise InputFileError(
+            f"{directory / foreign[0]} is no part of a run and would be lost: move it, or give --out another folder"
+        )
 
 
 def _faster(requests: Iterable[Request], numerator: int, denominator: int) -> Iterable[Request]:

@@ -24,7 +24,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final, Literal, Protocol
 
@@ -252,18 +252,26 @@ def write_trace(
     """
     bad = bad or BadRows(path)
     _check_header(path, header)
+    with replacing(path) as staged, tempfile.TemporaryFile(dir=path.parent) as body:
+        with _packed(path, body) as out:
+            header = _write_body(out, header, rows, bad, max_tokens)
+        if not header.requests:
+            raise InputFileError(f"{bad.file}: no request in it ({sum(bad.dropped.values()):,} rows dropped)")
+        body.seek(0)
+        with staged.open("wb") as whole:
+            with _packed(path, whole) as out:
+                out.write(msgspec.json.encode(header))
+            shutil.copyfileobj(body, whole, 1 << 20)
+    return header
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file beside ``path`` to write to, which takes its place when the block ends well. Raises ``InputFileError`` when it
+    cannot be written; a full disk stays an ``OSError``."""
     staged = path.with_name(f".{path.name}.new")
     try:
-        with tempfile.TemporaryFile(dir=path.parent) as body:
-            with _packed(path, body) as out:
-                header = _write_body(out, header, rows, bad, max_tokens)
-            if not header.requests:
-                raise InputFileError(f"{bad.file}: no request in it ({sum(bad.dropped.values()):,} rows dropped)")
-            body.seek(0)
-            with staged.open("wb") as whole:
-                with _packed(path, whole) as out:
-                    out.write(msgspec.json.encode(header))
-                shutil.copyfileobj(body, whole, 1 << 20)
+        yield staged
         staged.replace(path)
     except OSError as error:
         if error.errno == errno.ENOSPC:
@@ -272,7 +280,6 @@ def write_trace(
     finally:
         with suppress(OSError):
             staged.unlink(missing_ok=True)
-    return header
 
 
 def _write_body(

@@ -13,9 +13,7 @@ are left out: TraceV2 has one prefix a request and no block numbers.
 from __future__ import annotations
 
 import csv
-import errno
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +21,7 @@ import yaml
 
 from loraledger.errors import InputFileError
 from loraledger.replay.traces.importers import TENANT, Salted, count, table
-from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, BadRows, Header, Request
+from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, BadRows, Header, Request, replacing
 from loraledger.replay.workloads.draws import US
 from loraledger.replay.workloads.generate import Rows
 
@@ -103,23 +101,15 @@ def write_tracev2(path: Path, header: Header, requests: Iterable[Request]) -> in
         **({} if header.seed is None else {"workload_seed": header.seed}),
         "workload_spec": f"loraledger:{header.name}@{header.digest or 'unknown'}",
     }
-    lost, staged = 0, path.with_name(f".{path.name}.new")
-    try:
+    lost = 0
+    with replacing(path) as staged:
         with staged.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file, lineterminator="\n")
             out.writerow(COLUMNS.split())
             for number, request in enumerate(requests):
                 out.writerow(_cells(number, request))
                 lost += bool(request.blocks)
-        staged.replace(path)
         header_path(path).write_text(yaml.safe_dump(about, sort_keys=False), encoding="utf-8")
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise
-        raise InputFileError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):
-            staged.unlink(missing_ok=True)
     return lost
 
 
