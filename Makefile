@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench reproduce accuracy fuzz format clean
+.PHONY: demo test check test-vllm bench reproduce accuracy speed fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -53,6 +53,11 @@ accuracy: $(STAMP)  ## a real vLLM, calibrated and predicted; 83 minutes on a qu
 	mkdir -p .cache
 	$(BIN)/python -m benchmarks.accuracy --markdown > .cache/accuracy.md
 	$(BIN)/python tools/section.py docs/accuracy.md accuracy < .cache/accuracy.md
+
+speed: $(STAMP)  ## how fast a replay is beside its peers; writes its tables into docs/accuracy.md
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.replay_speed --long --markdown > .cache/speed.md
+	$(BIN)/python tools/section.py docs/accuracy.md speed < .cache/speed.md
 
 fuzz: $(STAMP)  ## readers of adapter files against hostile input, five minutes each; the twin against its oracle
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris

@@ -27,7 +27,7 @@ from loraledger.record.tables import HIT_CLASSES, Row
 from loraledger.replay.fleet.observation import PS_PER_NS, Observation
 from loraledger.replay.fleet.outcome import RECORD_FOLDER
 from loraledger.replay.fleet.run import run
-from loraledger.replay.scenarios.scenario import Scenario
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.traces.recorded import Recorded
 from loraledger.replay.traces.trace import BadRows
 from loraledger.twin.calibrated import Calibrated

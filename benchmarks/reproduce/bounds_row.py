@@ -6,7 +6,7 @@ for ever beats the C most popular ones. Computed hit ratios are compared with pu
 twin's slots with the computation.
 
 *The offline bound.* Each policy plays traces of different kinds on two replicas; what it spent on loads must not be below what the
-record of its own run proves that nobody could have avoided (``replay.bound``).
+record of its own run proves that nobody could have avoided (``replay.results.bound``).
 
 *Sizing.* InfiniLoRA (arXiv 2604.07173) sizes an adapter cache by the share of requests that are admitted at once. Ours in closed
 form: requests of adapter i come at rate l_i and stay for S on average. If all were admitted at once, adapter i would be in use
@@ -34,8 +34,8 @@ from loraledger.events import AdapterSpec
 from loraledger.kernel.policies import policy_names
 from loraledger.kernel.settings import MS, FleetSettings, ReplicaSpec, TenantSpec
 from loraledger.replay.fleet.run import run
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.results.report import summarize
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.traces.trace import Request
 from loraledger.replay.workloads.draws import parse_arrivals, parse_lengths, stream
 from loraledger.replay.workloads.generate import Mix, workload

@@ -11,13 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from benchmarks.reproduce.slora_files import Run
 from benchmarks.reproduce.slora_fit import Fitted
 from benchmarks.reproduce.slora_model import profile_of
 from benchmarks.reproduce.slora_setup import model_of
-from loraledger.twin.calibrated import Calibrated
+from loraledger.twin.calibrated import Calibrated, encode
 
 DATE: Final = "2024-01-04"
 """Of the commit that holds the results."""
@@ -34,7 +32,7 @@ def write_profiles(fits: Sequence[Fitted], folder: Path) -> list[Path]:
     for fit in fits:
         profile = calibrated(fit)
         path = folder / f"{profile.name}.json"
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
+        path.write_bytes(encode(profile))
         written.append(path)
     return written
 

@@ -240,3 +240,14 @@ def test_a_clock_that_was_set_back_between_two_processes_does_not_stop_kernel_ti
     assert fleet.state.now == earlier
     fleet.step(ev.RequestArrived(earlier, "late", "acme", None, 1, 1, False, "/v1"))
     assert fleet.state.requests["late"].deadline < bench.now
+
+
+def test_how_many_copies_each_adapter_has_by_its_share_is_carried_over() -> None:
+    bench = Bench(fleet_of(3, ADAPTERS, policy="dynamo-lora"))
+    for _ in range(5):
+        bench.arrive("a")
+        bench.tick(10 * SECOND)
+    before = bench.fleet.state.shares
+    assert before is not None
+    assert before.load
+    assert carry_over(bench.fleet.state, fleet_of(4, ADAPTERS, policy="dynamo-lora")).shares == before

@@ -24,12 +24,11 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import ClassVar
 
-from loraledger.errors import ConfigError
 from loraledger.events import Candidate
 from loraledger.kernel.cost import arrival_rate, candidates, load_floor
-from loraledger.kernel.policy import Choice, Stability
+from loraledger.kernel.policy import Choice, Stability, check_params
 from loraledger.kernel.rendezvous import weight
-from loraledger.kernel.settings import MS, SECOND
+from loraledger.kernel.settings import MS, SECOND, FleetSettings
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
 
 ALL, PREFERRED, SPREAD = 32, 12, 4
@@ -37,7 +36,7 @@ _COST = attrgetter("cost")
 
 
 class BoundedAffinity:
-    """The default policy. Parameters: ``DEFAULTS`` below, all floats, set under ``policy.params``."""
+    """The default policy. Parameters: ``defaults`` below, all floats, set under ``policy.params``."""
 
     name: ClassVar[str] = "bounded-affinity"
     stability: ClassVar[Stability] = "beta"
@@ -62,15 +61,16 @@ class BoundedAffinity:
         "amortise_s": (0.0, 1e6),
     }
 
-    def __init__(self, params: Mapping[str, float], loads_per_minute: int) -> None:
-        merged = {**self.defaults, **params}
+    def __init__(self, settings: FleetSettings) -> None:
+        check_params(self.name, settings.params, self.defaults, self.bounds)
+        merged = {**self.defaults, **settings.params}
         self._externality = merged["externality"]
         self._tie = int(merged["tie_ms"] * MS)
         self._tie_share = merged["tie_share"]
         self._growth_share = merged["growth_share"]
         self._age = int(merged["placement_age_s"] * SECOND)
         self._amortise = merged["amortise_s"]
-        self._budget = loads_per_minute
+        self._budget = settings.limits.loads_per_minute
 
     def pool(self, state: FleetState, adapter: AdapterState | None) -> Iterable[ReplicaState]:
         """All replicas of a small fleet; of a large one the placement set and a sample."""
@@ -175,27 +175,3 @@ def _choice(chosen: Candidate, scored: list[Candidate], reason: str, considered:
     if len(others) > 1:
         others.sort(key=_COST)
     return Choice((chosen, *others[:2]), reason, considered)
-
-
-def check_params(
-    name: str,
-    params: Mapping[str, float],
-    known: Mapping[str, float],
-    bounds: Mapping[str, tuple[float, float]] | None = None,
-) -> None:
-    """Refuse parameters that a policy does not have, or that lie outside their least and greatest value.
-
-    Raises ``ConfigError`` naming what it has, or the bounds.
-    """
-    unknown = [key for key in params if key not in known]
-    if unknown:
-        raise ConfigError(
-            f"policy.params: {name} has no parameter {unknown[0]!r}; it has {', '.join(known) or 'none'}",
-            param=f"policy.params.{unknown[0]}",
-        )
-    for key, (least, greatest) in (bounds or {}).items():
-        value = params.get(key, known[key])
-        if not least <= value <= greatest:
-            raise ConfigError(
-                f"policy.params.{key}: {value:g} must be from {least:g} to {greatest:g}", param=f"policy.params.{key}"
-            )

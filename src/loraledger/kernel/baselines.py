@@ -18,9 +18,8 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import ClassVar
 
-from loraledger.kernel.affinity import check_params
 from loraledger.kernel.cost import candidate, load_waiters
-from loraledger.kernel.policy import Choice, Stability
+from loraledger.kernel.policy import Choice, Stability, check_params
 from loraledger.kernel.rendezvous import seed_of, weight
 from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState

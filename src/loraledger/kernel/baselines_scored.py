@@ -209,7 +209,7 @@ def _bring(replica: ReplicaState, adapter: AdapterState, now: int) -> int:
     tier = tier_of(replica, registration)
     if tier == "gpu" and not needs_verifying(adapter, registration):
         return 0
-    return preparation(replica, registration, adapter, tier, 0, now)[1]
+    return preparation(replica, registration, adapter, tier, 0)[1]
 
 
 def _weighted_work(replica: ReplicaState, service: float, now: int) -> float:

@@ -18,7 +18,7 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
     new = fresh_state(settings)
     new.now, new.next_decision, new.next_command = old.now, old.next_decision, old.next_command
     new.output, new.retries, new.counters = old.output, min(old.retries, new.retries), old.counters
-    new.round_robin, new.least_load_ratio = old.round_robin, old.least_load_ratio
+    new.round_robin, new.least_load_ratio, new.shares = old.round_robin, old.least_load_ratio, old.shares
     for name, replica in new.replicas.items():
         before = old.replicas.get(name)
         if before is not None:

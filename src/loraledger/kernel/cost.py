@@ -168,7 +168,7 @@ def candidates(
                 queue += left
                 scored.append(Candidate(spec.name, tier, queue + wait + prefill, queue, wait, 0, prefill, 0))
                 continue
-            prepare, stall = preparation(replica, registration, adapter, tier, left, now)
+            prepare, stall = preparation(replica, registration, adapter, tier, left)
             if again and registration.engine_name in replica.tiers.active:
                 again = 0
         external = 0
@@ -205,7 +205,6 @@ def preparation(
     adapter: AdapterState,
     tier: HitClass,
     left: int,
-    now: int,
 ) -> tuple[int, int]:
     """(what this request waits for, what it newly stalls), ns. ``left``: of the load under way there.
 

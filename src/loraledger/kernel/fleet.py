@@ -24,8 +24,6 @@ _ENCODER = msgspec.msgpack.Encoder()
 """Dicts keep their order: it is the order of the queues and of the LRU lists."""
 _DECODER = msgspec.msgpack.Decoder(FleetState)
 
-Handler = Callable[[Turn, Policy, "ev.Event"], None]
-
 
 class Fleet:
     """State and decisions for one gateway's fleet.

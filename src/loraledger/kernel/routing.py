@@ -7,7 +7,7 @@ is routed again.
 
 from __future__ import annotations
 
-from loraledger.events import Decision, HitClass
+from loraledger.events import Decision
 from loraledger.kernel import loads, queues
 from loraledger.kernel.cost import needs_verifying
 from loraledger.kernel.dispatch import send
@@ -74,7 +74,7 @@ def route(turn: Turn, policy: Policy, request: RequestState) -> bool:
     )
     state.next_decision += 1
     state.round_robin += 1
-    _place(turn, request, state.replicas[best.replica], adapter, decision, best.tier)
+    _place(turn, request, state.replicas[best.replica], adapter, decision)
     return True
 
 
@@ -84,7 +84,6 @@ def _place(
     replica: ReplicaState,
     adapter: AdapterState | None,
     decision: Decision,
-    tier: HitClass,
 ) -> None:
     request.decision = decision
     if adapter is None:

@@ -46,7 +46,6 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     boundary_per_seq_ps: int
     load_call_ps: int
     adapter_ps: int | None
-    notes: tuple[str, ...] = ()
 
 
 def fit(points: Points, facts: TwinProfile) -> Fit:

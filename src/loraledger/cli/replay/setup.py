@@ -18,12 +18,12 @@ from loraledger.errors import InputFileError, LedgerError
 from loraledger.gateway.assemble import fleet_settings
 from loraledger.record.reader import RecordReader
 from loraledger.replay.fleet.observation import Observation
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.results.folder import check_record, open_runs, read_outcome
 from loraledger.replay.scenarios.axes import Changes
 from loraledger.replay.scenarios.building import Ground, scenario
 from loraledger.replay.scenarios.parties import Survey, adapters_of, survey, tenants_of
 from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.scenarios.sweep import Job, identity, sweep
 from loraledger.replay.scenarios.unfit import Unfit, unfit_of
 from loraledger.replay.traces.trace import MAX_TOKENS, Trace

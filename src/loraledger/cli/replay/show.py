@@ -25,7 +25,7 @@ from loraledger.replay.results.report import Report, summarize
 from loraledger.replay.scenarios.axes import Changes
 from loraledger.units import NS_PER_S
 
-CLASSES: Final = ("base", "gpu", "host", "disk", "remote", "unknown")
+CLASSES: Final = ("base", "gpu", "host", "disk", "remote", "unknown", "undecided")
 _WAITING: Final = ("ok", "ttft", "p50", "p90", "p99", "long", "itl", "met", "load", "worst")
 _COSTS: Final = ("gpu", "host", "loads", "activated", "evicted", "preempt", "saved", "bound", "guards")
 _BY_CLASS: Final = ("adapter in", "requests", "share", "ttft", "p50", "p90", "p99", "itl", "itl p90")

@@ -152,11 +152,6 @@ class Probe:
             return max(now, seen, self._read + GAP)
         return max(now, self._told_tiers + RETELL)
 
-    @property
-    def silent(self) -> bool:
-        """Nothing waits to be told."""
-        return not self._untold
-
     def read(self, now: int) -> list[ev.Event]:
         """One reading at ``now``: what it tells."""
         self._read = now

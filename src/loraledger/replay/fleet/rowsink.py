@@ -10,8 +10,6 @@ into what it writes.
 
 Live rows are each held against their table before they are kept (``record.tables.check``, 1 to 2 us). Here they come from the
 same fold, so one row of each batch is.
-
-Measured, CPU time on a shared machine: 15 us a request with its decision, half of it DuckDB's.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Theory of operation. The fleet runs on its virtual clock from ``start_ns``, the same for all runs unless told otherwise, so that
 equal traces and scenarios give equal bytes; rows go to ``record`` as they come (``rowsink``), and ``run.json`` is written last and
 in one step: a folder that has one holds a whole run. Nothing is kept of a request that has ended but sums, so memory does not
-grow with the trace: 1,000,000 requests on 16 replicas with 5,000 adapters peak at 310 MiB, 40,000 at 184 MiB (DuckDB's share grows
-up to its limit).
+grow with the trace (DuckDB's share grows up to its limit; docs/accuracy.md has the figures).
 
 The wall clock is read for the progress that a person watches, ``wall_s`` and ``kernel_share``, and for nothing else.
 
@@ -29,8 +28,8 @@ from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.settings import encode_settings
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome
 from loraledger.replay.fleet.rowsink import RowSink
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.fleet.virtual import VirtualFleet
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.traces.trace import Request
 from loraledger.twin.profile import TwinProfile
 from loraledger.units import NS_PER_S

@@ -50,10 +50,10 @@ import msgspec
 from loraledger.errors import InputFileError
 from loraledger.replay.fleet.outcome import Outcome
 from loraledger.replay.results.folder import RunTables
+from loraledger.twin.profile import PS_PER_S
 
 LEVELS: Final = 6
 """Distinct costs that are told apart: each takes one pass."""
-_PS_PER_S: Final = 10**12
 _LAST_MOMENT: Final = 2**62
 """2116, in ns since the epoch: moments are kept in 64 bits."""
 _FIRST: Final = -1
@@ -240,7 +240,7 @@ def _tier(
     least = whole.least(costs, sum(places) if all(places) else None)
     routed = sum(part.least(costs, own or None) for part, own in zip(parts, places, strict=True))
     each = whole.each(costs)
-    return TierWork(tier, each / _PS_PER_S, spent_ps / _PS_PER_S, least / _PS_PER_S, max(least, routed) / _PS_PER_S)
+    return TierWork(tier, each / PS_PER_S, spent_ps / PS_PER_S, least / PS_PER_S, max(least, routed) / PS_PER_S)
 
 
 def _levels(costs: set[int]) -> list[tuple[int, int]]:

@@ -34,8 +34,8 @@ from loraledger.errors import ConfigError, InputFileError
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
 from loraledger.replay.fleet.observation import PS_PER_NS, Observation
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios.axes import Changes
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.twin.calibrated import Calibrated
 from loraledger.twin.profile import TwinProfile
 

@@ -36,7 +36,6 @@ class Survey:
     digest: str
     adapters: tuple[str, ...]
     tenants: tuple[str, ...]
-    last_ns: int
     most_tokens: int
     """Prompt and output of the largest request."""
 
@@ -45,10 +44,9 @@ def survey(trace: Trace, requests: Iterable[Request] | None = None) -> Survey:
     """Read ``trace`` to its end, through ``requests`` if given. Raises ``InputFileError``, also for one without requests."""
     adapters: dict[str | None, None] = {}
     tenants: dict[str, None] = {}
-    count = last = most = 0
+    count = most = 0
     for request in trace if requests is None else requests:
         count += 1
-        last = request.at
         adapters[request.adapter] = None
         tenants[request.tenant] = None
         if len(tenants) > MAX_TENANTS:
@@ -58,9 +56,7 @@ def survey(trace: Trace, requests: Iterable[Request] | None = None) -> Survey:
     if not count or trace.digest is None:
         raise InputFileError(f"{trace.path}: no request in it")
     named = tuple(name for name in adapters if name is not None)
-    return Survey(
-        requests=count, digest=trace.digest, adapters=named, tenants=tuple(tenants), last_ns=last, most_tokens=most
-    )
+    return Survey(requests=count, digest=trace.digest, adapters=named, tenants=tuple(tenants), most_tokens=most)
 
 
 def tenants_of(seen: Survey, configured: Sequence[TenantSpec]) -> tuple[tuple[TenantSpec, ...], list[str]]:

@@ -32,7 +32,7 @@ import msgspec
 from loraledger.errors import InputFileError
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome
 from loraledger.replay.fleet.run import Progress, run
-from loraledger.replay.scenarios.scenario import Scenario
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios.unfit import Unfit, fitting
 from loraledger.replay.traces.trace import Request, Trace
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from loraledger.errors import InputFileError
 from loraledger.events import AdapterSpec
-from loraledger.replay.scenarios.scenario import Scenario
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.traces.trace import BadRows, Request, Trace
 from loraledger.twin.profile import TwinProfile
 from loraledger.units import format_bytes
