@@ -24,8 +24,8 @@ from loraledger.replay.fleet import rowsink
 from loraledger.replay.fleet.observation import Observation
 from loraledger.replay.fleet.outcome import Outcome
 from loraledger.replay.fleet.run import EPOCH, Progress, run
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.fleet.virtual import VirtualFleet
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.traces.trace import Request
 from loraledger.twin.profile import TwinProfile
 from replay.fleets import MIB, PROFILE, adapters, settings_for, zipf_trace

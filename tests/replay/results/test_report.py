@@ -14,8 +14,8 @@ from loraledger.record.duck import connect, quote, run
 from loraledger.record.tables import Row
 from loraledger.replay.fleet import run as played
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.results.report import Access, summarize
-from loraledger.replay.scenarios.scenario import Scenario
 from replay.fleets import MIB, PROFILE, settings_for, zipf_trace
 from replay.runs import counts, outcome, request_row, write_run
 

@@ -20,11 +20,11 @@ from loraledger.events import AdapterSpec
 from loraledger.gateway.assemble import fleet_settings
 from loraledger.kernel.policies import policy_names
 from loraledger.replay.fleet.observation import Observation
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios.axes import MAX_COMBINATIONS, Changes, combinations, keys, parse_axes
 from loraledger.replay.scenarios.building import Ground, scenario, traded_blocks
 from loraledger.replay.scenarios.parties import adapters_of, survey, tenants_of
 from loraledger.replay.scenarios.profiles import DEFAULT, MAX_BYTES, parse_profile, read_profile, shipped
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.scenarios.unfit import Unfit, unfit_of
 from loraledger.replay.traces.trace import Adapter, Header, Request, Trace, write_trace
 from loraledger.twin.calibrated import Calibrated

@@ -18,8 +18,8 @@ from loraledger.errors import InputFileError
 from loraledger.record.reader import RecordReader
 from loraledger.replay.fleet.outcome import RUN_FILE, Outcome
 from loraledger.replay.fleet.run import Progress
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios import sweep as sweeping
-from loraledger.replay.scenarios.scenario import Scenario
 from loraledger.replay.scenarios.sweep import Job, identity, play, sweep
 from loraledger.replay.scenarios.unfit import Unfit
 from loraledger.replay.traces.trace import MAX_TOKENS, Adapter, Header, Request, write_trace
