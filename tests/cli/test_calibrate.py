@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from typer.testing import CliRunner, Result
 from loraledger.cli import calibrate as verb
 from loraledger.engines.calibrate import run as running
 from loraledger.engines.calibrate.facts import Facts
-from loraledger.errors import ConfigError, InputFileError, LedgerError
+from loraledger.errors import ConfigError, InputFileError, LedgerError, TargetError
 from loraledger.twin.calibrated import Calibrated, Term, decode
 from loraledger.twin.fit import Fit
 from loraledger.twin.fit_points import DecodePoint, Points, PrefillPoint
@@ -108,6 +111,57 @@ def test_adapters_are_read_before_the_engine_is_touched(asked: list[running.Requ
     assert "no sub-folder" in refusal("--adapters-folder", str(tmp_path / "empty")).message
     assert "is no folder" in refusal("--adapters-folder", str(tmp_path / "none")).message
     assert not asked
+
+
+def test_an_adapter_that_cannot_be_read_is_named_with_its_path(asked: list[running.Request], tmp_path: Path) -> None:
+    assert refusal("--adapter", "x=/nope").message.startswith("adapter x (/nope): ")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "adapter_config.json").write_text("no json")
+    found = refusal("--adapters-folder", str(tmp_path))
+    assert isinstance(found, InputFileError)
+    assert found.message.startswith(f"adapter odd ({tmp_path}/odd): ")
+    assert not asked
+
+
+def test_an_engine_that_is_down_is_named_by_its_address(tmp_path: Path) -> None:
+    found = refusal("--out", str(tmp_path / "p.json"))
+    assert isinstance(found, TargetError)
+    assert found.message.startswith("http://127.0.0.1:1: ")
+    assert found.code == "connect_failed"
+
+
+@pytest.fixture
+def _sigterm_is_ours() -> Iterator[None]:
+    """Without the verb's own handler, the signal fails the test and not the run of all tests."""
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("SIGTERM was not handled"))
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_sigterm_is_ours")
+def test_sigterm_cleans_up_once_writes_no_profile_and_ends_with_143(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[str] = []
+
+    async def answer(*_: object) -> running.Result:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(5)
+            raise AssertionError
+        finally:
+            steps.append("cleaning")
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.05)
+            steps.append("cleaned")
+
+    monkeypatch.setattr(running, "calibrate", answer)
+    result = invoke("--out", str(tmp_path / "p.json"))
+    assert result.exit_code == 143, result.output
+    assert steps == ["cleaning", "cleaned"]
+    assert "no profile was written" in result.stderr
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_keys_come_from_variables_that_are_set(

@@ -1,7 +1,8 @@
 """``loraledger calibrate``: measure a running engine and write the profile that replays use.
 
 It sends requests of its own, loads adapters under names of its own and unloads them again; all of it slows whoever else the engine
-serves, and the engine's tiers are full of its adapters afterwards. So it refuses a busy engine, and is for idle replicas.
+serves, and the engine's tiers are full of its adapters afterwards. So it refuses a busy engine, and is for idle replicas. A SIGTERM
+ends it as Ctrl-C does, once its names are unloaded: 143 and 130, as shells have it.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraledger.cli.options import JsonOption
-from loraledger.errors import ConfigError
+from loraledger.errors import ConfigError, InputFileError, TargetError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from loraledger.engines.calibrate.measure import Folder
     from loraledger.engines.calibrate.run import Result
     from loraledger.twin.calibrated import Calibrated
 
 MOST_ADAPTERS = 256
-
+STOPPED = 143
+"""Exit code after SIGTERM."""
 
 ModelOption = Annotated[str | None, typer.Option(help="Name of the base model there. Default: the only one served.")]
 AdapterOption = Annotated[
@@ -117,7 +121,36 @@ async def _measured(request: object) -> Result:
         def show(progress: Progress) -> None:
             bar.update(task, completed=progress.done, total=progress.total, description=progress.what)
 
-        return await calibrate(request, show)
+        try:
+            return await _stoppable(calibrate(request, show))
+        except TargetError as error:
+            raise TargetError(f"{request.target.url}: {error.message}", code=error.code) from error
+
+
+async def _stoppable(work: Coroutine[None, None, Result]) -> Result:
+    """The end of ``work``. The first SIGTERM cancels it, which cleans up; then raises ``typer.Exit``."""
+    import asyncio
+    import signal
+    import sys
+
+    loop, task, stopping = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    assert task is not None
+
+    def stop() -> None:
+        if not stopping.is_set():
+            stopping.set()
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, stop)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if not stopping.is_set():
+            raise
+        print("calibrate: stopped, and what it loaded is unloaded: no profile was written", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def _folders(named: list[str], folder: Path | None) -> tuple[Folder, ...]:
@@ -137,8 +170,14 @@ def _folders(named: list[str], folder: Path | None) -> tuple[Folder, ...]:
         paths |= {path.parent.name: path.parent.resolve() for path in sorted(folder.glob("*/adapter_config.json"))}
         if not paths:
             raise ConfigError(f"--adapters-folder {folder}: no sub-folder has an adapter_config.json")
-    read = [read_folder(name, path) for name, path in list(paths.items())[:MOST_ADAPTERS]]
-    return tuple(Folder(one.path, one.bytes_disk, one.rank) for one in read)
+    found = []
+    for name, place in list(paths.items())[:MOST_ADAPTERS]:
+        try:
+            one = read_folder(name, place)
+        except InputFileError as error:
+            raise InputFileError(f"adapter {name} ({place}): {error.message}") from error
+        found.append(Folder(one.path, one.bytes_disk, one.rank))
+    return tuple(found)
 
 
 def _address(url: str) -> str:

@@ -8,20 +8,31 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
+import msgspec
 import pytest
 
 from engines.emulated import adapter, client, complete
-from loraledger.engines.calibrate.facts import Given
+from loraledger.engines.calibrate.facts import Facts, Given, Reader
 from loraledger.engines.calibrate.measure import PREFIX, Bench, Folder, steady
-from loraledger.engines.calibrate.plan import DecodeProbe, MixedProbe, MoveProbe, PrefillProbe, Probe
+from loraledger.engines.calibrate.plan import (
+    MOST_STREAMS,
+    DecodeProbe,
+    MixedProbe,
+    MoveProbe,
+    PrefillProbe,
+    Probe,
+    plan,
+)
 from loraledger.engines.calibrate.run import Progress, Request, Result, calibrate
 from loraledger.engines.emulator import EmulatorServer, EmulatorSettings
 from loraledger.engines.protocol import ReplicaTarget
-from loraledger.errors import TargetError
+from loraledger.engines.vllm_api import LoadVerdict, VllmApi
+from loraledger.errors import ConfigError, TargetError
 from loraledger.twin.fit_points import MovePoint
 from loraledger.twin.profile import PS_PER_MS, PS_PER_S, TwinProfile
 
-from .virtual_clock import on_virtual_clock
+from .virtual_clock import Clock, on_virtual_clock
 
 TRUE = TwinProfile(
     slots=2,
@@ -61,6 +72,20 @@ def folders(tmp_path: Path) -> tuple[Folder, ...]:
     return tuple(
         Folder(Path(adapter(tmp_path, name, rank=rank, size=size)), size, rank) for name, (rank, size) in sizes.items()
     )
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When each load was asked for."""
+    called: list[float] = []
+    load = VllmApi.load
+
+    async def noted(self: VllmApi, name: str, path: str) -> LoadVerdict:
+        called.append(Clock().perf_counter())
+        return await load(self, name, path)
+
+    monkeypatch.setattr(VllmApi, "load", noted)
+    return called
 
 
 @asynccontextmanager
@@ -178,6 +203,134 @@ async def test_a_budget_that_is_too_short_for_a_profile_says_so() -> None:
         with pytest.raises(TargetError, match="longer --budget") as caught:
             await calibrated(server, budget_s=0.001)
     assert caught.value.code == "budget_too_short"
+
+
+@on_virtual_clock
+async def test_nothing_is_registered_after_the_budget(folders: tuple[Folder, ...], loads: list[float]) -> None:
+    async with running(profile=msgspec.structs.replace(TRUE, slots=50, host_entries=60)) as server:
+        end = Clock().perf_counter() + 2.0
+        with pytest.raises(TargetError, match="adapters registered: give a longer --budget") as caught:
+            await calibrated(server, folders, budget_s=2.0, given=Given(max_seqs=8, token_budget=256))
+        assert not server.engine.adapters
+    assert caught.value.code == "budget_too_short"
+    assert 1 < len(loads) < 50
+    assert max(loads) < end
+
+
+@on_virtual_clock
+@pytest.mark.parametrize(("entries", "foreseen"), [(400, True), (400, False), (60, False), (45, False)])
+async def test_a_cycle_that_the_budget_has_no_time_for_is_skipped_or_given_up(
+    entries: int, foreseen: bool, folders: tuple[Folder, ...], loads: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: [*PROBES[:2], PROBES[5], PROBES[8]])
+    if not foreseen:
+        monkeypatch.setattr(Bench, "least", lambda *_: 0.0)
+    async with running() as server:
+        end = Clock().perf_counter() + 10.0
+        given = Given(slots=2, host_entries=entries, max_seqs=8, token_budget=256)
+        result = await calibrated(server, folders, budget_s=10.0, given=given)
+        assert not server.engine.adapters
+        assert Clock().perf_counter() < end + 0.5
+    assert result.points.loads == ()
+    assert "1 probes did not fit the budget of 10 s" in result.calibrated.notes
+    assert len(loads) == 2 if foreseen else min(entries, 100) < len(loads) < 150
+
+
+@on_virtual_clock
+async def test_no_more_adapters_stay_registered_than_run_at_once(
+    folders: tuple[Folder, ...], loads: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: [PROBES[0], PROBES[5]])
+    async with running(profile=msgspec.structs.replace(TRUE, slots=100, host_entries=100)) as server:
+        await calibrated(server, folders, given=Given(max_seqs=8, token_budget=256))
+    assert len(loads) == MOST_STREAMS
+
+
+@on_virtual_clock
+async def test_more_host_entries_than_adapters_may_be_registered_leave_loads_out_of_the_profile_and_say_so(
+    folders: tuple[Folder, ...], loads: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def short(facts: Facts, sizes: list[tuple[int, int]], *, quick: bool) -> list[Probe]:
+        moves = [probe for probe in plan(facts, sizes, quick=quick) if isinstance(probe, MoveProbe)]
+        return [*PROBES[:2], PROBES[5], *moves]
+
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", short)
+    async with running() as server:
+        given = Given(slots=2, host_entries=10_000, max_seqs=8, token_budget=256)
+        result = await calibrated(server, folders, given=given)
+    assert any("no load was measured: 10000 host entries" in note for note in result.calibrated.notes)
+    assert result.points.activations
+    assert not result.points.loads
+    assert len(loads) < 100
+
+
+@on_virtual_clock
+@pytest.mark.parametrize(
+    ("flags", "said", "registered"),
+    [
+        ({"slots": 1_000_000}, "--slots 1000000 is above the 2 that the engine shows", 1),
+        ({"token_budget": 7}, "--token-budget 7 is below --max-seqs 8:", 0),
+        ({"max_seqs": None}, r"--token-budget 255 is below --max-seqs 256 \(vLLM's default\)", 0),
+        ({"host_entries": 1}, "--host-entries 1 is below --slots 2:", 0),
+    ],
+)
+async def test_flags_that_cannot_be_the_engines_are_refused_by_name(
+    flags: dict[str, int | None], said: str, registered: int, folders: tuple[Folder, ...], loads: list[float]
+) -> None:
+    async with running() as server:
+        given = Given(**{"slots": 2, "host_entries": 10**6, "max_seqs": 8, "token_budget": 255, **flags})
+        with pytest.raises(ConfigError, match=said):
+            await calibrated(server, folders, given=given)
+        assert not server.engine.adapters
+    assert len(loads) == registered
+
+
+@on_virtual_clock
+@pytest.mark.parametrize(("known", "ranks", "limit"), [(None, 2, 64), (None, 1, 16), (128, 2, 128)])
+async def test_a_guessed_rank_limit_allows_what_the_engine_has_loaded(
+    known: int | None, ranks: int, limit: int, folders: tuple[Folder, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("loraledger.engines.calibrate.run.plan", lambda *_, **__: [*PROBES[:2], PROBES[5]])
+    async with running() as server:
+        given = Given(slots=2, host_entries=3, max_seqs=8, token_budget=256, max_rank=known)
+        result = await calibrated(server, folders[:ranks], given=given)
+    assert result.calibrated.profile.max_rank == limit
+    said = " ".join(result.calibrated.notes)
+    assert ("max_rank" in said) == (known is None)
+    assert ("as it loaded an adapter of that rank" in said) == (limit == 64)
+
+
+@on_virtual_clock
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("wait_s", [0.01, 0.07])
+async def test_a_calibration_that_is_cancelled_leaves_no_name_behind(
+    wait_s: float, times: int, folders: tuple[Folder, ...], loads: list[float]
+) -> None:
+    async with running() as server:
+        task = asyncio.create_task(calibrated(server, folders))
+        while len(loads) < 2:
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(wait_s)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0.002)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(1.0)
+        assert not server.engine.adapters
+
+
+@on_virtual_clock
+async def test_what_does_not_answer_as_an_engine_does_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    get = Reader._get
+
+    async def a_page(self: Reader, path: str) -> httpx2.Response:
+        return httpx2.Response(200, text="<html>") if path == "/v1/models" else await get(self, path)
+
+    monkeypatch.setattr(Reader, "_get", a_page)
+    async with running() as server:
+        with pytest.raises(TargetError, match="/v1/models did not answer with JSON"):
+            await calibrated(server)
 
 
 @on_virtual_clock

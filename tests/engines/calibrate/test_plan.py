@@ -6,7 +6,20 @@ from itertools import pairwise
 from typing import Any
 
 from loraledger.engines.calibrate.facts import Facts
-from loraledger.engines.calibrate.plan import STEPS, DecodeProbe, MixedProbe, MoveProbe, PrefillProbe, Probe, plan
+from loraledger.engines.calibrate.plan import (
+    MOST_NAMES,
+    MOST_STREAMS,
+    STEPS,
+    DecodeProbe,
+    MixedProbe,
+    MoveProbe,
+    PrefillProbe,
+    Probe,
+    left_out,
+    places,
+    plan,
+    pool_size,
+)
 
 
 def facts(**changes: Any) -> Facts:
@@ -68,6 +81,21 @@ def test_moves_are_measured_with_the_smallest_and_the_largest_adapter() -> None:
 def test_an_engine_whose_host_cache_is_its_slots_has_no_activation_apart_from_loads() -> None:
     kinds = {probe.kind for probe in of(MoveProbe, plan(facts(host_entries=4), FOLDERS, quick=False))}
     assert kinds == {"load", "call"}
+
+
+def test_moves_that_would_need_too_many_adapters_at_once_are_left_out_and_said() -> None:
+    for changes, kept, said in (
+        ({"host_entries": MOST_NAMES - 5}, {"activation", "load", "call"}, 0),
+        ({"host_entries": MOST_NAMES - 4}, {"activation", "call"}, 1),
+        ({"slots": 10**6, "host_entries": 10**7}, {"call"}, 2),
+    ):
+        engine = facts(**changes)
+        cycles = of(MoveProbe, plan(engine, FOLDERS, quick=False))
+        assert {probe.kind for probe in cycles} == kept
+        assert all(pool_size(engine) + places(engine, kind) < MOST_NAMES for kind in kept - {"call"})
+        assert len(left_out(engine)) == said
+    assert pool_size(engine) == MOST_STREAMS
+    assert "10000000 host entries" in left_out(engine)[1]
 
 
 def test_without_adapters_only_the_base_model_is_measured() -> None:

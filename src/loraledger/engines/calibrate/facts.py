@@ -2,7 +2,8 @@
 
 Stock vLLM shows its KV blocks and their bytes, its version and, after the first adapter request, its slots. Its host cache, rank
 limit and batch limits it shows only to a probe inside it, or not at all: those are flags of whoever calibrates. What neither told
-is taken from vLLM's defaults, named in ``guessed``, and said in the profile.
+is taken from vLLM's defaults, named in ``guessed``, and said in the profile. A flag above what the engine shows of itself, and
+sizes that no vLLM starts with, are refused: they would be measured as something else, and load an engine with what it cannot hold.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from loraledger.engines.probe_api import ProbeApi
 from loraledger.engines.protocol import ReplicaTarget
 from loraledger.engines.scrape import EngineSample, parse_metrics
 from loraledger.engines.vllm_api import read_models
-from loraledger.errors import TargetError
+from loraledger.errors import ConfigError, TargetError
 
 DEFAULTS: Final = {"slots": 1, "max_rank": 16, "max_seqs": 256, "token_budget": 2048}
 """vLLM 0.32 where no flag says otherwise; ``host_entries`` is ``slots`` then. Larger GPUs get larger batch limits."""
@@ -27,7 +28,7 @@ _LABEL: Final = re.compile(r'([a-z_]+)="(\d+)"')
 
 
 class Given(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine's flags, as far as whoever calibrates knows them; they win over what the engine says."""
+    """The engine's flags, as far as whoever calibrates knows them; they win over what the engine says, up to that."""
 
     slots: int | None = None
     host_entries: int | None = None
@@ -53,6 +54,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int | None
     slot_bytes: int | None
     guessed: tuple[str, ...] = ()
+    """Names of the sizes that nobody told, each with words where it is not vLLM's default."""
 
 
 class Reader:
@@ -77,8 +79,11 @@ class Reader:
         return parse_metrics((await self._get("/metrics")).text)
 
     async def read(self, base: str | None, given: Given) -> Facts:
-        """All of it. ``base``: the base model's name; ``None``: the only one that is served."""
-        models = (await self._get("/v1/models")).json()
+        """All of it. ``base``: the base model's name; ``None``: the only one that is served.
+
+        Raises ``ConfigError`` for flags that cannot be this engine's.
+        """
+        models = await self._json("/v1/models")
         served = read_models(models).base
         if base is None and len(served) != 1:
             raise TargetError(f"serves {', '.join(served) or 'nothing'}: name the base model with --model")
@@ -89,7 +94,7 @@ class Reader:
         sample, cache = parse_metrics(page), _cache_labels(page)
         if sample.kv_tokens is None or not sample.block_tokens:
             raise TargetError("its metrics do not show vllm:cache_config_info: only engines that do can be calibrated")
-        found = await self._probed() | {"slots": sample.max_lora}
+        found = await self._probed() | ({} if sample.max_lora is None else {"slots": sample.max_lora})
         sizes, guessed = _sizes(found, given)
         blocks = sample.kv_tokens // sample.block_tokens
         pool = cache.get("kv_cache_memory_bytes") or found.get("kv_bytes")
@@ -107,8 +112,8 @@ class Reader:
 
     async def _version(self) -> str | None:
         try:
-            body = (await self._get("/version")).json()
-        except (TargetError, ValueError):
+            body = await self._json("/version")
+        except TargetError:
             return None  # not every engine says
         version = body.get("version") if isinstance(body, dict) else None
         return version if isinstance(version, str) else None
@@ -141,18 +146,56 @@ class Reader:
             raise TargetError(f"{path} answered HTTP {reply.status_code}")
         return reply
 
+    async def _json(self, path: str) -> Any:  # noqa: ANN401 - whatever the engine answered
+        try:
+            return (await self._get(path)).json()
+        except ValueError as error:
+            raise TargetError(f"{path} did not answer with JSON: is this an engine?", code="bad_reply") from error
 
-def _sizes(found: dict[str, int | None], given: Given) -> tuple[dict[str, int], tuple[str, ...]]:
+
+def with_loaded_rank(facts: Facts, rank: int) -> Facts:
+    """``facts`` with a rank limit that allows ``rank``, which the engine has loaded, where its limit was only guessed."""
+    if "max_rank" not in facts.guessed or rank <= facts.max_rank:
+        return facts
+    words = f"max_rank ({rank}, as it loaded an adapter of that rank; vLLM's default is {facts.max_rank})"
+    guessed = tuple(words if name == "max_rank" else name for name in facts.guessed)
+    return msgspec.structs.replace(facts, max_rank=rank, guessed=guessed)
+
+
+def _sizes(found: dict[str, int], given: Given) -> tuple[dict[str, int], tuple[str, ...]]:
     """Flags first, then what the engine says, then defaults; the names of the last kind."""
     sizes: dict[str, int] = {}
     guessed: list[str] = []
     for name in ("slots", "host_entries", "max_rank", "max_seqs", "token_budget"):
-        value = getattr(given, name) or found.get(name)
+        flag, shown = getattr(given, name), found.get(name)
+        if flag and shown and flag > shown:
+            raise ConfigError(
+                f"{_flag(name)} {flag} is above the {shown} that the engine shows: correct it or leave it out"
+            )
+        value = flag or shown
         if not value:
             guessed.append(name)
-            value = sizes["slots"] if name == "host_entries" else DEFAULTS[name]
+            value = _default(name, sizes)
         sizes[name] = value
+    for name, least in (("host_entries", "slots"), ("token_budget", "max_seqs")):
+        if sizes[name] < sizes[least]:
+            whose = " (vLLM's default)" if least in guessed else ""
+            raise ConfigError(
+                f"{_flag(name)} {sizes[name]} is below {_flag(least)} {sizes[least]}{whose}: no vLLM runs like that, "
+                "give both as the engine has them"
+            )
     return sizes, tuple(guessed)
+
+
+def _default(name: str, sizes: dict[str, int]) -> int:
+    """vLLM's, and no less than the size that it may not be below."""
+    if name == "host_entries":
+        return sizes["slots"]
+    return max(DEFAULTS[name], sizes["max_seqs"]) if name == "token_budget" else DEFAULTS[name]
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _cache_labels(page: str) -> dict[str, int]:

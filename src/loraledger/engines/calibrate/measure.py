@@ -11,11 +11,15 @@ Theory of operation. Every duration is read off streams that run while something
 
 Adapters are registered under names of our own; one folder can be registered many times, and the engine moves each as one of its
 own. ``cleanup`` unloads every one of them. Their bytes stay in the engine's tiers until traffic pushes them out, as vLLM's do.
+An engine goes on with a load whose caller has gone, so a load that is under way is waited for before its name is unloaded.
+
+Nothing is registered and no cycle goes on after the deadline: an engine may have many more places than the budget has time for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -29,9 +33,19 @@ import msgspec
 
 from loraledger.engines.calibrate.asking import Answered, Asker
 from loraledger.engines.calibrate.facts import Facts
-from loraledger.engines.calibrate.plan import SHORT, STEPS, DecodeProbe, MixedProbe, MoveProbe, PrefillProbe, Probe
+from loraledger.engines.calibrate.plan import (
+    SHORT,
+    STEPS,
+    DecodeProbe,
+    MixedProbe,
+    MoveProbe,
+    PrefillProbe,
+    Probe,
+    places,
+    pool_size,
+)
 from loraledger.engines.probe_api import ProbeApi
-from loraledger.engines.vllm_api import VllmApi
+from loraledger.engines.vllm_api import LoadVerdict, VllmApi
 from loraledger.errors import TargetError
 from loraledger.twin.fit_points import DecodePoint, MixedPoint, MovePoint, PrefillPoint
 
@@ -45,6 +59,8 @@ REPEATS: Final = 6
 INJECTIONS: Final = 6
 DISTURBED: Final = 10.0
 """Times the mean gap beyond which a gap is not the engine's step."""
+TOO_SHORT: Final = "budget_too_short"
+"""Code of the error for a deadline that has passed."""
 
 Point = DecodePoint | PrefillPoint | MixedPoint | MovePoint
 
@@ -58,10 +74,21 @@ class Folder(msgspec.Struct, frozen=True):
 
 
 class Bench:
-    """The engine under measurement. Raises ``TargetError`` when it does not do what it is asked."""
+    """The engine under measurement.
+
+    Raises ``TargetError`` when it does not do what it is asked, and with the code ``TOO_SHORT`` past ``deadline``, in seconds of
+    ``perf_counter``.
+    """
 
     def __init__(
-        self, asker: Asker, api: VllmApi, probe: ProbeApi | None, facts: Facts, folders: Sequence[Folder]
+        self,
+        asker: Asker,
+        api: VllmApi,
+        probe: ProbeApi | None,
+        facts: Facts,
+        folders: Sequence[Folder],
+        *,
+        deadline: float = math.inf,
     ) -> None:
         self._asker = asker
         self._api = api
@@ -69,13 +96,18 @@ class Bench:
         self.facts = facts
         self._folders = folders
         self._random = Random(2)  # noqa: S311 - pauses
+        self._deadline = deadline
         self._names: dict[str, None] = {}  # registered by us
+        self._loading: asyncio.Task[LoadVerdict] | None = None
+        self._quickest = math.inf
+        self.largest_rank = 0
+        """Of the adapters that the engine has loaded here."""
         self._number = 0
         self._pool: list[str] = []
         self._activations: dict[int, float] = {}
 
     async def prepare(self, read: Callable[[], Awaitable[Facts]]) -> None:
-        """Register the adapters that stay, one a slot, and let the engine do everything once.
+        """Register the adapters that stay, ``pool_size`` of them, and let the engine do everything once.
 
         ``read`` reads the facts again: an engine shows its slots only after the first adapter request.
         """
@@ -85,16 +117,29 @@ class Bench:
         self._pool.append(await self._register(self._folders[0]))
         await self._warm(1)
         self.facts = await read()
-        for number in range(1, self.facts.slots):
+        for number in range(1, pool_size(self.facts)):
             self._pool.append(await self._register(self._folders[number % len(self._folders)]))
         await self._warm(len(self._pool))
 
     async def cleanup(self) -> None:
         """Unload every name that was registered here."""
+        if self._loading is not None:
+            with suppress(TargetError):  # whoever asked for it was told
+                await self._loading
         for name in list(self._names):
-            with suppress(TargetError):  # an engine that is gone has forgotten them
+            try:
                 await self._api.unload(name)
+            except TargetError as error:  # an engine that is gone has forgotten them
+                if error.code == "timeout":
+                    break  # one that hangs would take as long for each
         self._names.clear()
+
+    def least(self, probe: Probe) -> float:
+        """Seconds that ``probe`` takes at least, going by the loads so far; 0 where they tell nothing."""
+        if not isinstance(probe, MoveProbe) or probe.kind == "call" or self._quickest == math.inf:
+            return 0.0
+        loads = 3 if probe.kind == "load" else 1  # the registration, and one in each time round
+        return loads * self._quickest * (places(self.facts, probe.kind) + 1)
 
     async def measure(self, probe: Probe) -> list[Point]:
         """Carry out one probe."""
@@ -175,13 +220,12 @@ class Bench:
     async def _cycle(self, probe: MoveProbe) -> list[Point]:
         """Requests round one more adapter than there are places: each finds its own one gone."""
         folder, facts = self._folders[probe.folder], self.facts
-        places = facts.slots if probe.kind == "activation" else facts.host_entries
-        names = [await self._register(folder) for _ in range(places + 1)]
+        names = [await self._register(folder) for _ in range(places(facts, probe.kind) + 1)]
         mark = await self._mark()
-        for name in names:  # whatever the registrations left behind, from here on the order is the cycle's
-            await self._asker.ask(name, TINY, 1)
+        await self._touch(names)  # whatever the registrations left behind, from here on the order is the cycle's
         longer = []
         for name in names:  # moved, then there: what the machine does at that moment is in both
+            self._in_time()
             moved = (await self._asker.ask(name, TINY, 1)).ttft
             longer.append(moved - (await self._asker.ask(name, TINY, 1)).ttft)
         told = await self._told(mark, set(names), probe.kind)
@@ -235,13 +279,25 @@ class Bench:
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 
+    def _in_time(self) -> None:
+        if time.perf_counter() >= self._deadline:
+            held = len(self._names)
+            raise TargetError(
+                f"the budget ended with {held} adapters registered: give a longer --budget", code=TOO_SHORT
+            )
+
     async def _register(self, folder: Folder) -> str:
+        self._in_time()
         self._number += 1
         name = f"{PREFIX}{self._number}"
         self._names[name] = None
-        verdict = await self._api.load(name, str(folder.path))
+        began = time.perf_counter()
+        self._loading = asyncio.create_task(self._api.load(name, str(folder.path)))
+        verdict = await asyncio.shield(self._loading)
         if not verdict.done:
             raise TargetError(f"the engine refused to load {folder.path}: {verdict.text}", code=verdict.reason)
+        self._quickest = min(self._quickest, time.perf_counter() - began)
+        self.largest_rank = max(self.largest_rank, folder.rank)
         return name
 
     async def _forget(self, names: Sequence[str]) -> None:
@@ -252,9 +308,13 @@ class Bench:
     async def _warm(self, adapters: int) -> list[str]:
         """The names of so many adapters (0: the base model), all in slots now."""
         names = self._pool[:adapters] or [self.facts.model]
-        for name in names:
-            await self._asker.ask(name, TINY, 1)
+        await self._touch(names)
         return names
+
+    async def _touch(self, names: Sequence[str]) -> None:
+        for name in names:
+            self._in_time()
+            await self._asker.ask(name, TINY, 1)
 
     @asynccontextmanager
     async def _running(self, model: str, count: int) -> AsyncIterator[list[Answered]]:

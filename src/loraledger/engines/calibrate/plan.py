@@ -5,6 +5,8 @@ needs what they add. So one round measures each point once, short ones before lo
 that is cut leaves each term with points. ``--quick`` is one round of fewer points. Batches and lengths grow by factors, because
 costs do. A shared machine is faster and slower by turns of ten seconds and more, by up to a third: rounds help against that, more
 repeats within one do not.
+
+Somebody's engine gets no more than ``MOST_NAMES`` adapters of ours at once: what would need more is not measured, and said.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ SHORT: Final = 16
 STEPS: Final = 32
 """Decode steps that a batch is measured over."""
 MOST_STREAMS: Final = 64
+MOST_NAMES: Final = 512
+"""Adapters that are registered at once."""
 LONGEST: Final = 4096
 BESIDE: Final = (2, 8)
 """Streams that a prompt is injected beside."""
@@ -77,6 +81,29 @@ def plan(facts: Facts, folders: list[tuple[int, int]], *, quick: bool) -> list[P
     return [*decodes, *prefills, *_moves(facts, folders, quick=quick), *mixed]
 
 
+def pool_size(facts: Facts) -> int:
+    """Adapters that stay registered: one a slot, and no more than run at once."""
+    return min(facts.slots, MOST_STREAMS)
+
+
+def places(facts: Facts, kind: str) -> int:
+    """How many adapters find a place where moves of ``kind`` go to; a cycle needs one more."""
+    return facts.slots if kind == "activation" else facts.host_entries
+
+
+def left_out(facts: Facts) -> list[str]:
+    """A sentence for each kind of move that would need too many adapters at once."""
+    return [
+        f"no {kind} was measured: {places(facts, kind)} {what} need more than the {MOST_NAMES} adapters that are registered at most"
+        for kind, what in (("activation", "slots"), ("load", "host entries"))
+        if not _fits(facts, kind)
+    ]
+
+
+def _fits(facts: Facts, kind: str) -> bool:
+    return pool_size(facts) + places(facts, kind) + 1 <= MOST_NAMES
+
+
 def _decode_probes(facts: Facts, batches: list[int], one: int) -> list[Probe]:
     """Each batch of ``one`` adapter and of as many as it can hold; one stream, and a larger batch, of the base model too.
 
@@ -103,9 +130,11 @@ def _moves(facts: Facts, folders: list[tuple[int, int]], *, quick: bool) -> list
     chosen = [order[0], order[-1]] if quick else [order[0], order[len(order) // 2], order[-1]]
     probes: list[Probe] = []
     for folder in dict.fromkeys(chosen):
-        if facts.host_entries > facts.slots:
+        if facts.host_entries > facts.slots and _fits(facts, "activation"):
             probes.append(MoveProbe(kind="activation", folder=folder))
-        probes += [MoveProbe(kind="load", folder=folder), MoveProbe(kind="call", folder=folder)]
+        if _fits(facts, "load"):
+            probes.append(MoveProbe(kind="load", folder=folder))
+        probes.append(MoveProbe(kind="call", folder=folder))
     return probes
 
 

@@ -1,9 +1,9 @@
 """One calibration: look at the engine, measure it within a budget of time, fit, and clean up.
 
 Theory of operation. A plan's round is carried out again and again until the rounds or the time are over. A probe that lately took
-longer than what is left is skipped; of each point the inner mean over its rounds counts. An engine that works for others would be
-measured wrongly and disturbed, so a busy one is refused before anything is sent, and what it finished beside our own requests
-is counted and said.
+longer than what is left is skipped, and one that the end of the time overtakes is given up; of each point the inner mean over its
+rounds counts. An engine that works for others would be measured wrongly and disturbed, so a busy one is refused before anything is
+sent, and what it finished beside our own requests is counted and said.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from statistics import median
 from typing import Final
 
 import msgspec
 
 from loraledger.engines.calibrate.asking import Asker
-from loraledger.engines.calibrate.facts import Facts, Given, Reader
-from loraledger.engines.calibrate.measure import PREFIX, Bench, Folder, Point, inner
-from loraledger.engines.calibrate.plan import ROUNDS, DecodeProbe, MoveProbe, Probe, plan
+from loraledger.engines.calibrate.facts import Facts, Given, Reader, with_loaded_rank
+from loraledger.engines.calibrate.measure import PREFIX, TOO_SHORT, Bench, Folder, Point, inner
+from loraledger.engines.calibrate.plan import ROUNDS, DecodeProbe, MoveProbe, Probe, left_out, plan
 from loraledger.engines.probe_api import ProbeApi
 from loraledger.engines.protocol import ReplicaTarget
 from loraledger.engines.scrape import EngineSample
@@ -73,7 +73,8 @@ async def calibrate(request: Request, progress: Callable[[Progress], None]) -> R
     """Measure the engine of ``request``.
 
     Raises ``TargetError``: it does not answer, works for others (``engine_busy``), refuses an adapter, or the budget was too
-    short for a profile (``budget_too_short``). Adapters that were registered are unloaded on every way out.
+    short for a profile (``budget_too_short``); ``ConfigError``: flags that cannot be this engine's. Adapters that were registered
+    are unloaded on every way out.
     """
     target = request.target
     reader, asker, api = Reader(target), Asker(target), VllmApi(target)
@@ -81,17 +82,16 @@ async def calibrate(request: Request, progress: Callable[[Progress], None]) -> R
     began = time.perf_counter()
     try:
         await _refuse_busy(reader)
+        facts = await reader.read(request.model, request.given)
         await _unload_leftovers(api)
         before = await reader.sample()
-        facts = await reader.read(request.model, request.given)
-        bench = Bench(asker, api, probe, facts, request.folders)
+        bench = Bench(asker, api, probe, facts, request.folders, deadline=began + request.budget_s)
         try:
             await bench.prepare(lambda: reader.read(request.model, request.given))
-            facts = bench.facts
-            points, skipped = await _measure(bench, facts, request, began, progress)
+            points, skipped = await _measure(bench, bench.facts, request, began, progress)
         finally:
-            # Shielded: an interrupt must not leave our names behind on somebody's engine.
-            await asyncio.shield(bench.cleanup())
+            await _through(bench.cleanup())
+        facts = with_loaded_rank(bench.facts, bench.largest_rank)
         foreign = _finished(await reader.sample()) - _finished(before) - asker.answered
         return _result(request, facts, points, skipped, foreign)
     finally:
@@ -99,6 +99,19 @@ async def calibrate(request: Request, progress: Callable[[Progress], None]) -> R
             await closing
         if probe is not None:
             await probe.close()
+
+
+async def _through(work: Coroutine[None, None, None]) -> None:
+    """``work`` to its end, also when whoever waits for it is cancelled: no name of ours may stay on somebody's engine."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _refuse_busy(reader: Reader) -> None:
@@ -138,10 +151,15 @@ async def _measure(
             progress(Progress(done, rounds * len(round_), now - began, request.budget_s, describe(probe)))
             done += 1
             kind = type(probe), probe.kind if isinstance(probe, MoveProbe) else ""
-            expected = took.get(probe, GROWTH * latest.get(kind, 0.0))
+            expected = took.get(probe, max(GROWTH * latest.get(kind, 0.0), bench.least(probe)))
             if now + expected > began + request.budget_s:
                 continue
-            found[probe] += await bench.measure(probe)
+            try:
+                found[probe] += await bench.measure(probe)
+            except TargetError as error:
+                if error.code != TOO_SHORT:
+                    raise
+                continue
             took[probe] = latest[kind] = time.perf_counter() - now
     progress(Progress(done, done, time.perf_counter() - began, request.budget_s, "fitting"))
     return found, sum(not found.get(probe) for probe in round_)
@@ -163,10 +181,12 @@ def _result(request: Request, facts: Facts, found: dict[Probe, list[Point]], ski
     points = _points(found)
     if not points.decodes or not points.prefills:
         raise TargetError(
-            f"{request.budget_s:g} s were too short for this engine: give a longer --budget", code="budget_too_short"
+            f"{request.budget_s:g} s were too short for this engine: give a longer --budget", code=TOO_SHORT
         )
     fitted = fit(points, _known(facts))
-    notes = [f"{', '.join(facts.guessed)}: vLLM's defaults, not told by the engine"] if facts.guessed else []
+    notes = left_out(facts) if request.folders else []
+    if facts.guessed:
+        notes.append(f"not told by the engine, vLLM's defaults where nothing else is said: {', '.join(facts.guessed)}")
     if skipped:
         notes.append(f"{skipped} probes did not fit the budget of {request.budget_s:g} s")
     if foreign > 0:
@@ -200,7 +220,7 @@ def _known(facts: Facts) -> TwinProfile:
         host_entries=facts.host_entries,
         max_rank=facts.max_rank,
         max_seqs=facts.max_seqs,
-        token_budget=max(facts.token_budget, facts.max_seqs),
+        token_budget=facts.token_budget,
         kv_blocks=facts.kv_blocks,
         block_size=facts.block_size,
     )
