@@ -34,6 +34,7 @@ test-vllm: $(STAMP)  ## the same product in front of two real vLLM servers (CPU 
 bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each one alone
 	$(BIN)/python -m benchmarks.kernel
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.flat_memory --quick
 	$(BIN)/python -m benchmarks.gateway
 	$(BIN)/python -m benchmarks.journal
 	$(BIN)/python -m benchmarks.adapters
@@ -59,10 +60,13 @@ speed: $(STAMP)  ## how fast a replay is beside its peers; writes its tables int
 	$(BIN)/python -m benchmarks.replay_speed --long --markdown > .cache/speed.md
 	$(BIN)/python tools/section.py docs/accuracy.md speed < .cache/speed.md
 
-fuzz: $(STAMP)  ## readers of adapter files against hostile input, five minutes each; the twin against its oracle
+fuzz: $(STAMP)  ## readers of adapter files and of the wire against hostile input, five minutes each; the twin against its oracle
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
 	$(BIN)/python tests/fuzz/run.py header --seconds 300
 	$(BIN)/python tests/fuzz/run.py config --seconds 300
+	$(BIN)/python tests/fuzz/run.py http --seconds 300
+	$(BIN)/python tests/fuzz/run.py sse --seconds 300
+	$(BIN)/python tests/fuzz/run.py peek --seconds 300
 	TWIN_EXAMPLES=10000 $(BIN)/python -m pytest tests/twin/test_against_oracle.py
 
 format: $(STAMP)

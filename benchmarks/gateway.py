@@ -6,8 +6,8 @@ the same load to the gateway and, as the limit of what any server of this kind c
 For each process: user and system time by the kernel's accounting, divided by what was done. Half of the requests are for one of
 four adapters, which stay loaded; their model name is rewritten both ways.
 
-Streams are paced, not saturated: 200 at a time, 25 events a second each, so that an event usually comes alone, as an engine
-sends it. Answers of one read that hold several events cost less for each.
+Streams are paced, not saturated: 200 at a time, an event each 20 ms, so that an event usually comes alone, as an engine sends it.
+Answers of one read that hold several events cost less for each.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import tempfile
 import time
 from collections.abc import Callable
@@ -27,7 +28,7 @@ import uvloop
 from benchmarks.processes import KEY, Gateway, cpu_s, free_port, spread, start
 
 UNARY, AT_ONCE = 8000, 32
-STREAMS, EVENTS, EVENTS_PER_S = 200, 100, 25.0
+STREAMS, EVENTS, EVERY_MS = 200, 100, 20
 ADAPTERS = 4
 MODELS = [name for number in range(ADAPTERS) for name in ("base", f"a{number}")]
 METRICS = b"process_start_time_seconds 1.7e9\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -58,8 +59,9 @@ class Upstream(asyncio.Protocol):
         path = head.split(b" ", 2)[1]
         if path.endswith(b"completions"):
             model = _field(rest, b'"model":"', b'"') or _field(rest, b'"model": "', b'"')
-            if b'"stream":true' in rest.replace(b" ", b""):
-                self._stream(model)
+            asked = rest.replace(b" ", b"")
+            if b'"stream":true' in asked:
+                self._stream(model, _count(asked, b"max_tokens"), _count(asked, b"seed") / 1000)
             else:
                 self._answer(_unary(model))
         else:
@@ -80,24 +82,28 @@ class Upstream(asyncio.Protocol):
             b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
 
-    def _stream(self, model: bytes) -> None:
+    def _stream(self, model: bytes, events: int, every_s: float) -> None:
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        self._tick(_chunk(_event(model, b'{"index":0,"text":" word"}', b"")), _chunk(_last(model)), EVENTS)
+        self._tick(_chunk(_event(model, b'{"index":0,"text":" word"}', b"")), _chunk(_last(model)), events, every_s)
 
-    def _tick(self, event: bytes, last: bytes, left: int) -> None:
+    def _tick(self, event: bytes, last: bytes, left: int, every_s: float) -> None:
         if self._transport.is_closing():
             return
         if left:
             self._transport.write(event)
-            self._loop.call_later(1 / EVENTS_PER_S, self._tick, event, last, left - 1)
+            self._loop.call_later(every_s, self._tick, event, last, left - 1, every_s)
         else:
             self._transport.write(last + b"0\r\n\r\n")
 
 
 def _field(data: bytes, before: bytes, after: bytes) -> bytes:
     return data.partition(before)[2].partition(after)[0]
+
+
+def _count(body: bytes, name: bytes) -> int:
+    return int(re.findall(b'"%b":([0-9]+)' % name, body)[0])
 
 
 def _chunk(data: bytes) -> bytes:
@@ -133,7 +139,7 @@ class Caller(asyncio.Protocol):
     def __init__(self, turn: Callable[[], bytes | None], done: asyncio.Future[None], ending: bytes | None) -> None:
         self._turn, self._done, self._ending = turn, done, ending
         self._got = b""
-        self._missing = -1
+        self.reads = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -167,9 +173,11 @@ class Caller(asyncio.Protocol):
             self._transport.close()
 
 
-def request(model: str, stream: bool) -> bytes:
+def request(model: str, stream: bool, events: int = EVENTS, every_ms: int = EVERY_MS) -> bytes:
+    """A request; the minimal engine reads its pace from the seed, which every proxy passes on."""
     prompt = "Tell me more about adapters, slots and hosts, please. " * 12
-    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": EVENTS, "stream": stream}).encode()
+    asked = {"model": model, "prompt": prompt, "max_tokens": events, "seed": every_ms, "stream": stream}
+    body = json.dumps(asked).encode()
     return (
         f"POST /v1/completions HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer {KEY}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -194,7 +202,7 @@ async def load(port: int, count: int, connections: int, stream: bool) -> None:
             lambda: Caller(turn, ends[-1], b"[DONE]\n\n\r\n0\r\n\r\n" if stream else None), "127.0.0.1", port
         )
         if stream:
-            await asyncio.sleep(1 / EVENTS_PER_S / connections)  # spread over the interval, as engines' steps are
+            await asyncio.sleep(EVERY_MS / 1000 / connections)  # spread over the interval, as engines' steps are
     await asyncio.gather(*ends)
 
 

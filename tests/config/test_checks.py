@@ -94,6 +94,15 @@ def test_a_host_cache_below_the_slots_is_refused_and_a_small_one_warned_of(minim
     assert warning.startswith("replicas[0].host_entries: 7 is below 2 x slots (8)")
 
 
+def test_all_bodies_together_must_have_room_for_the_largest(minimal: dict[str, Any]) -> None:
+    minimal["limits"] = {"body_bytes": "2MiB", "body_bytes_total": "1MiB"}
+    assert "limits.body_bytes_total: 1048576 bytes do not hold one body of limits.body_bytes (2097152)" in problems(
+        minimal
+    )
+    minimal["limits"]["body_bytes_total"] = "2MiB"
+    assert settings_from(minimal).limits.body_bytes_total == 2**21
+
+
 def test_grants_must_name_what_exists(minimal: dict[str, Any]) -> None:
     minimal["tenants"][0]["adapters"] = ["sqk", "nothing-like-it"]
     minimal["adapters"]["list"][0]["tenants"] = ["acne"]

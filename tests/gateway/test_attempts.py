@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from loraledger.events import AttemptFailed, RequestDispatched, RequestFinished
 from loraledger.gateway.settings import PlaneSettings, ReplicaAddress
 
+from .bad_replica import shut_port
 from .support import (
     CHAT,
     DONE,
@@ -67,12 +67,6 @@ async def failure(script: Script, body: Any = PLAIN, settings: PlaneSettings | N
         await rig.settle()
         failed: AttemptFailed = rig.conductor.of(AttemptFailed)[0]
         return failed
-
-
-def shut_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 async def test_a_refused_connection_is_a_failed_attempt_that_never_reached_the_engine() -> None:
@@ -299,6 +293,42 @@ async def test_a_replica_that_does_not_begin_to_answer_times_out() -> None:
 
     failed = await failure(script, settings=PlaneSettings(first_byte_timeout=100 * MS))
     assert failed.status == "upstream_timeout"
+
+
+@pytest.mark.parametrize(
+    "began", [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 50\r\n\r\n{", STREAM_HEAD + chunk(b"data: {")]
+)
+async def test_an_answer_of_which_nothing_was_shown_is_not_waited_for_once_its_replica_is_lost(began: bytes) -> None:
+    async with running(first(saying(began, keep=True))) as rig:
+        rig.conductor.on_failure = lambda event: [dispatch(event.request, attempt=2)]
+        client = await rig.client()
+        await client.send(post(PLAIN))
+        await until(lambda: bool(rig.replica.requests))
+        await asyncio.sleep(0.05)
+        rig.plane.lose("r2")
+        assert rig.conductor.of(AttemptFailed) == []
+        rig.plane.lose("r1")
+        assert (await client.answer()).json()["model"] == "alpaca"
+        assert rig.conductor.of(AttemptFailed)[0].status == "upstream_failed"
+
+
+async def test_a_stream_that_was_seen_goes_on_when_its_replica_is_lost() -> None:
+    async def script(request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(event(ENGINE_NAME, {"content": "Hi"})))
+        await until(lambda: lost)
+        writer.write(chunk(DONE) + b"0\r\n\r\n")
+
+    lost = False
+    async with running(script) as rig:
+        client = await rig.client()
+        await client.send(post(STREAMED))
+        await client.reader.readuntil(b"\r\n\r\n")
+        await client.reader.readuntil(b"Hi")
+        rig.plane.lose("r1")
+        lost = True
+        await client.reader.readuntil(DONE)
+        await until(lambda: rig.conductor.names[-1] == "RequestFinished")
+        assert rig.conductor.end().status == "ok"
 
 
 async def test_answers_that_end_with_their_connection_are_whole_only_if_they_look_whole() -> None:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from loraledger.errors import ConfigError, UnknownModelError
-from loraledger.gateway.auth import Access, Grant, bearer_of
+from loraledger.gateway.auth import Access, Grant, bearer_of, key_of
 
 from .support import BASE, KEY, access, digest
 
@@ -51,6 +51,26 @@ def test_every_hash_is_compared_whichever_matches(key: bytes, monkeypatch: pytes
 )
 def test_only_a_bearer_token_is_a_key(authorization: bytes | None, token: bytes | None) -> None:
     assert bearer_of(authorization) == token
+
+
+@pytest.mark.parametrize(
+    ("authorization", "api_key", "key"),
+    [
+        (None, b"k", b"k"),
+        (None, b"", None),
+        (None, None, None),
+        (b"Bearer k", None, b"k"),
+        (b"Bearer k", b"k", b"k"),
+        (b"Bearer k", b"other", None),
+        (b"Bearer k", b"", None),
+        (b"Bearer", b"k", None),
+        (b"Basic k", b"k", None),
+    ],
+)
+def test_a_second_place_for_the_key_never_overrules_the_first(
+    authorization: bytes | None, api_key: bytes | None, key: bytes | None
+) -> None:
+    assert key_of(authorization, api_key) == key
 
 
 def test_own_adapters_and_base_names_resolve() -> None:

@@ -9,6 +9,8 @@ import socket
 import pytest
 
 from loraledger.events import RequestArrived, RequestCancelled, RequestFinished
+from loraledger.gateway import client as client_module
+from loraledger.gateway.heads import has_bare_lf
 from loraledger.gateway.settings import PlaneSettings
 
 from .support import (
@@ -57,12 +59,63 @@ async def test_a_malformed_head_is_answered_400_and_the_connection_closed(reques
         assert rig.plane.refused == {"invalid_request": 1}
 
 
-async def test_a_head_may_come_byte_by_byte_after_an_empty_line() -> None:
+async def test_a_head_may_come_in_pieces_after_an_empty_line() -> None:
     async with running() as rig:
         client = await rig.client()
-        for byte in b"\r\n" + post(PLAIN):
-            await client.send(bytes([byte]))
+        request = post(PLAIN)
+        for piece in (b"\r", b"\n", request[:1], request[1:2], request[2:60], request[60:-1], request[-1:]):
+            await client.send(piece)
+            await asyncio.sleep(0.01)  # or they would be one read
         assert (await client.answer()).status == 200
+
+
+async def test_an_empty_line_after_each_request_is_not_one_sent_ahead() -> None:
+    async with running(settings=PlaneSettings(pipelined=1)) as rig:
+        client = await rig.client()
+        for _ in range(4):
+            await client.send(get() + b"\r\n")
+            assert (await client.answer()).status == 200
+
+
+async def test_a_head_in_small_pieces_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def count(data: bytes, start: int) -> bool:
+        looked_at.append(len(data) - start)
+        return has_bare_lf(data, start)
+
+    monkeypatch.setattr(client_module, "has_bare_lf", count)
+    async with running() as rig:
+        client = await rig.client()
+        head = get().removesuffix(b"\r\n") + b"A: " + b"a" * 3000
+        for at in range(0, len(head), 100):
+            await client.send(head[at : at + 100])
+            await asyncio.sleep(0.002)
+        await client.send(b"\r\n\r\n")
+        assert (await client.answer()).status == 200
+        assert len(looked_at) > 5
+        assert sum(looked_at) <= len(head) + len(looked_at)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"), [("x-api-key: sk-acme", 200), ("x-api-key: wrong", 401), ("X-API-KEY:", 401)]
+)
+async def test_the_key_may_come_where_anthropics_clients_put_it(line: str, status: int) -> None:
+    async with running() as rig:
+        assert (await rig.ask(f"GET /v1/models HTTP/1.1\r\nHost: h\r\n{line}\r\n\r\n".encode())).status == status
+
+
+async def test_a_key_is_asked_for_again_when_it_comes_from_another_place() -> None:
+    async with running() as rig:
+        client = await rig.client()
+        head = b"GET /v1/models HTTP/1.1\r\nHost: h\r\n%b\r\n\r\n"
+        for line, names in (
+            (b"x-api-key: sk-acme", 5),
+            (b"x-api-key: sk-other", 1),
+            (b"Authorization: Bearer sk-acme", 5),
+        ):
+            await client.send(head % line)
+            assert len((await client.answer()).json()["data"]) == names
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -178,7 +231,6 @@ async def test_without_a_valid_key_nothing_is_read_or_forwarded(authorization: s
     ("line", "status"),
     [
         ("GET /v1/chat/completions", 405),
-        ("HEAD /v1/models", 405),
         ("OPTIONS /v1/chat/completions", 405),
         ("GET /", 404),
         ("GET /v1/models/alpaca", 404),
@@ -190,7 +242,7 @@ async def test_without_a_valid_key_nothing_is_read_or_forwarded(authorization: s
         ("GET /v1/model%73", 404),
         ("GET /V1/models", 404),
         ("GET /v1/models;x", 404),
-        ("GET /v1/models#x", 404),
+        ("GET /v1/models#x", 400),
         ("GET /metrics", 404),
     ],
 )
@@ -198,13 +250,21 @@ async def test_paths_match_exactly_or_not_at_all(line: str, status: int) -> None
     async with running() as rig:
         client = await rig.client()
         await client.send(f"{line} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {KEY}\r\n\r\n".encode())
-        answer = await client.answer() if not line.startswith("HEAD") else None
-        if answer is not None:
-            assert answer.status == status
-            assert answer.headers.get("allow") == (
-                {"/v1/chat/completions": "POST"}[line.split()[1]] if status == 405 else None
-            )
+        answer = await client.answer()
+        assert answer.status == status
+        assert answer.headers.get("allow") == ("POST" if status == 405 else None)
         assert rig.replica.requests == []
+
+
+@pytest.mark.parametrize(("path", "key"), [("/v1/models", KEY), ("/x", KEY), ("/v1/models", "wrong")])
+async def test_a_head_request_gets_no_body_that_the_next_answer_could_begin_with(path: str, key: str) -> None:
+    async with running() as rig:
+        client = await rig.client()
+        await client.send(get(path, key).replace(b"GET", b"HEAD") + get())
+        refusal = await client.reader.readuntil(b"\r\n\r\n")
+        assert int(refusal.split(b" ")[1]) in (401, 404, 405)
+        assert b"Content-Length: 0" not in refusal
+        assert (await client.answer()).json()["object"] == "list"
 
 
 async def test_a_query_is_dropped() -> None:

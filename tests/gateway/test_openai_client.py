@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ from loraledger.events import RequestArrived, RequestCancelled, RequestFinished
 from .support import KEY, Rig, bad_gateway, running, until
 from .test_attempts import saying
 from .test_gone import one_token
+from .test_paths import emulated
 
 MESSAGES: Any = [{"role": "user", "content": "Hello"}]
 
@@ -49,7 +51,10 @@ async def test_errors_are_the_clients_own_exceptions() -> None:
             assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
             assert "Did you mean `alpaca`" in missing.value.message
             with pytest.raises(openai.NotFoundError, match="not served"):
-                await client.embeddings.create(model="alpaca", input="x")
+                await client.moderations.create(model="alpaca", input="x")
+            with pytest.raises(openai.BadRequestError, match="nothing of an answer is kept") as kept:
+                await client.responses.create(model="alpaca", input="x", background=True)
+            assert kept.value.param == "background"
             rig.conductor.on_arrival = lambda event: [bad_gateway(event.request)]
             with pytest.raises(openai.InternalServerError) as bad:
                 await client.chat.completions.create(model="alpaca", messages=MESSAGES)
@@ -57,6 +62,28 @@ async def test_errors_are_the_clients_own_exceptions() -> None:
         async with stock(rig, "wrong") as stranger:
             with pytest.raises(openai.AuthenticationError):
                 await stranger.models.list()
+
+
+async def test_responses_and_embeddings(tmp_path: Path) -> None:
+    async with emulated(tmp_path) as rig, stock(rig) as client:
+        response = await client.responses.create(model="alpaca", input="Hello", max_output_tokens=3)
+        assert (response.model, response.usage.input_tokens, response.usage.output_tokens) == ("alpaca", 4, 3)
+        stream = await client.responses.create(model="alpaca", input="Hello", max_output_tokens=3, stream=True)
+        events = [event async for event in stream]
+        assert (
+            "".join(event.delta for event in events if event.type == "response.output_text.delta")
+            == response.output_text
+        )
+        assert [event.response.model for event in events if hasattr(event, "response")] == ["alpaca"] * 3
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        async with client.responses.stream(model="alpaca", input="Hello", max_output_tokens=3) as accumulated:
+            assert (await accumulated.get_final_response()).output_text == response.output_text
+        embedded = await client.embeddings.create(model="alpaca", input=["Hello", "there"])
+        assert (embedded.model, [len(entry.embedding) for entry in embedded.data]) == ("alpaca", [16, 16])
+        ends = [
+            (end.measured.prompt_tokens, end.measured.generated_tokens) for end in rig.conductor.of(RequestFinished)
+        ]
+        assert ends == [(4, 3)] * 3 + [(4, 0)]
 
 
 async def test_a_request_id_of_the_clients_is_echoed_and_recorded() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loraledger.gateway.answers import Renamer
+from loraledger.gateway.answers import Renamer, Usage
 from loraledger.gateway.sse import SseReader, StreamError
 from loraledger.record.sketch import ZERO
 
@@ -162,6 +162,64 @@ def test_an_error_inside_the_stream_is_noted_and_shown() -> None:
     assert documents(shown)[0]["error"]["message"] == "The model `alpaca` is gone"
     assert StreamError("too long", 400).blames_client
     assert not StreamError("", None).blames_client
+
+
+def named(*events: dict[str, Any]) -> bytes:
+    return b"".join(b"event: %b\ndata: %b\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in events)
+
+
+OPENING = {"type": "response.created", "response": {"model": ENGINE_NAME, "usage": None}}
+DELTA = {"type": "response.output_text.delta", "delta": "Hi"}
+COMPLETED = {
+    "response": {"model": ENGINE_NAME, "usage": {"input_tokens": 4, "output_tokens": 1}},
+    "type": "response.completed",
+}
+START = {"type": "message_start", "message": {"model": ENGINE_NAME, "usage": {"input_tokens": 4, "output_tokens": 0}}}
+BLOCK = {"type": "content_block_delta", "delta": {"type": "text_delta", "text": "Hi"}}
+STOP = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 1}}
+FORMS = [
+    named(OPENING, OPENING, DELTA, COMPLETED),
+    named(START, {"type": "ping"}, BLOCK, STOP, {"type": "message_stop"}),
+]
+
+
+@pytest.mark.parametrize("stream", FORMS)
+def test_events_cut_at_every_byte_read_the_same(stream: bytes) -> None:
+    expected = reader().feed(stream, 5)
+    assert ENGINE_NAME.encode() not in expected
+    assert len(documents(expected)) == stream.count(b"data: ")
+    for at in range(1, len(stream)):
+        read = reader()
+        assert read.feed(stream[:at], 1) + read.feed(stream[at:], 2) == expected, at
+        assert (read.done, read.pending, read.tokens_seen) == (True, 0, 1)
+        assert read.usage == Usage(4, 1)
+
+
+@pytest.mark.parametrize("stream", FORMS)
+def test_what_opens_an_answer_is_held_until_it_has_content(stream: bytes) -> None:
+    read = reader()
+    first, second, content, rest, *_ = [frame + b"\n\n" for frame in stream.split(b"\n\n")]
+    assert read.feed(first, 1) + read.feed(second, 1) == b""
+    assert read.pending >= len(named(OPENING)) // 2
+    assert len(documents(read.feed(content, 7))) == 3
+    assert (read.first_token, read.pending) == (7, 0)
+    assert len(documents(read.feed(rest, 8))) == 1
+
+
+def test_an_answer_without_content_is_shown_at_its_end() -> None:
+    read = reader()
+    assert read.feed(named(OPENING), 1) == b""
+    assert len(documents(read.feed(named(COMPLETED), 2))) == 2
+    assert (read.done, read.first_token) == (True, None)
+    cut = reader()
+    assert cut.feed(named(OPENING), 1) == b""
+    assert len(documents(cut.finish(2))) == 1
+
+
+def test_a_stream_that_is_cut_has_not_counted_its_output() -> None:
+    read = reader()
+    read.feed(named(START, BLOCK), 1)
+    assert read.usage == Usage(4, None)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from loraledger import events as ev
 from loraledger.kernel import routing
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.queues import LOOK_AHEAD
+from loraledger.kernel.requests import HOPELESS
 from loraledger.kernel.settings import SECOND, Limits, TenantSpec
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
 
@@ -230,3 +231,21 @@ def test_cancelling_takes_a_request_out_wherever_it_is() -> None:
         assert request not in bench.fleet.state.requests
     assert bench.replica("r1").in_flight == {}
     assert bench.done("r1") == []
+
+
+def test_a_prompt_that_no_replica_can_hold_is_refused_and_never_sent() -> None:
+    bench = Bench(fleet_of([replica("r1", kv_tokens=1_000), replica("r2", kv_tokens=500)]))
+    bench.arrive(prompt=HOPELESS * 1_000 + 1)
+    refused = bench.only(ev.Reject)
+    assert (refused.http_status, refused.code, refused.retry_after) == (413, "prompt_too_large", None)
+    assert "1000" in refused.message
+    assert bench.fleet.state.tenants["acme"].active == 0
+
+
+def test_an_estimate_that_may_be_wrong_or_a_cache_that_is_not_known_refuse_nothing() -> None:
+    bench = Bench(fleet_of([replica("r1", kv_tokens=1_000)]))
+    bench.arrive(prompt=HOPELESS * 1_000)
+    bench.only(ev.Dispatch)
+    bench = Bench(fleet_of([replica("r1", kv_tokens=1_000), replica("r2")]))
+    bench.arrive(prompt=10**9)
+    bench.only(ev.Dispatch)

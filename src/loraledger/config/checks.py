@@ -48,6 +48,7 @@ def problems(settings: Settings) -> list[Problem]:
         *_replicas(settings),
         *_adapters(settings),
         *_tenants(settings),
+        *_limits(settings),
     ]
 
 
@@ -119,6 +120,15 @@ def _tenants(settings: Settings) -> Iterator[Problem]:
                 where: Where = ("tenants", index, "key_hashes", position)
                 yield Problem(where, f"is a key of tenant {owner!r} too: a key must name one tenant")
     yield from _unknown_grants(settings)
+
+
+def _limits(settings: Settings) -> Iterator[Problem]:
+    limits = settings.limits
+    if limits.body_bytes_total < limits.body_bytes:
+        message = (
+            f"{limits.body_bytes_total} bytes do not hold one body of limits.body_bytes ({limits.body_bytes}): raise it"
+        )
+        yield Problem(("limits", "body_bytes_total"), message)
 
 
 def _unknown_grants(settings: Settings) -> Iterator[Problem]:

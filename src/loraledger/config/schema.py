@@ -299,6 +299,11 @@ class Limits(Section):
 
     header_bytes: Bytes = _setting("64KiB", "Largest request head; then 431.", ge=1)
     body_bytes: Bytes = _setting("8MiB", "Largest request body; then 413.", ge=1)
+    body_bytes_total: Bytes = _setting(
+        "512MiB",
+        "Bytes of request bodies held at once, all clients together; a tenant may hold as much as is left. Then 503.",
+        ge=1,
+    )
     header_timeout: DurationNs = _setting("10s", "Time for a request head to arrive; then 408.", ge=1)
     body_timeout: DurationNs = _setting("30s", "Time for a request body to arrive; then 408.", ge=1)
     idle_timeout: DurationNs = _setting(
@@ -315,7 +320,11 @@ class Limits(Section):
         "Time that a replica must be down before its requests without a byte of answer are tried elsewhere.",
         ge=1,
     )
-    connections: Count = _setting(10_000, "Client connections open at once; further ones are closed.", ge=1)
+    connections: Count = _setting(
+        10_000,
+        "Client connections open at once; further ones get 503 and are closed. Each has one request at a time.",
+        ge=1,
+    )
     pipelined: Count = _setting(16, "Requests that one connection may send ahead of their answers.", ge=1)
     drain: DurationNs = _setting("30s", "Time for running answers after the order to stop.")
     queue_total: Count = _setting(4096, "Requests waiting in the gateway, all tenants together; then 503.", ge=0)

@@ -2,8 +2,11 @@
 
 Theory of operation. Each generating request becomes an ``Answer`` at once; a response object then writes what the answer gets,
 frame by frame, while a second task waits for the client to leave. Headers of a stream go out before its first token, as the real
-server's do, so a request that dies later is a 200 whose last event is an error. Frames that became ready together are written
-together, each still a frame of its own.
+server's do, so a request that dies later is a 200 whose last event is an error, or which has no end. Frames that became ready
+together are written together, each still a frame of its own.
+
+Embeddings are a prompt whose vector is there with its first token, which the counters then count; a model that generates and
+embeds exists only here. Tokenizer calls need no step of the engine.
 
 Order of refusals is the real one: API key (only under ``/v1``), then the body, then the model's name, then lengths.
 """
@@ -11,13 +14,12 @@ Order of refusals is the real one: API key (only under ``/v1``), then the body, 
 from __future__ import annotations
 
 import asyncio
-import json
+import base64
 import secrets
+import struct
 import time
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -25,121 +27,26 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from loraledger.engines import emulator_bodies as bodies
+from loraledger.engines.emulator_bodies import parse
 from loraledger.engines.emulator_engine import Answer, EmulatedEngine
-from loraledger.engines.emulator_frames import DONE, RefusedError, Shape
+from loraledger.engines.emulator_events import MessagesShape, ResponsesShape, anthropic_error
+from loraledger.engines.emulator_frames import ChunkShape, RefusedError, Shape
 from loraledger.engines.emulator_metrics import CONTENT_TYPE
-from loraledger.engines.emulator_text import Speech, count_tokens, speaker_of
+from loraledger.engines.emulator_text import Speech, count_tokens, embedding_of, speaker_of, text_of, tokens_of
 
-Kind = Literal["chat", "completion"]
-
-
-class _StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
-
-
-class _Generate(msgspec.Struct):
-    model: str | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-    n: int | None = None
-
-
-class _Part(msgspec.Struct):
-    type: str
-    text: str | None = None
-
-
-class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Part] | None = None
-
-
-class _Chat(_Generate, kw_only=True):
-    messages: list[_Message]
-
-
-class _Completion(_Generate, kw_only=True):
-    prompt: str | list[str | int]
-
-
-class _Load(msgspec.Struct):
-    lora_name: str
-    lora_path: str
-
-
-class _Unload(msgspec.Struct):
-    lora_name: str
-
-
-_Body = TypeVar("_Body", _Chat, _Completion, _Load, _Unload)
-
-
-def _parse(data: bytes, kind: type[_Body]) -> _Body:
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RefusedError(400, "Bad Request", f"1 validation error: {error}", "body") from error
-
-
-def _chat_prompt(body: _Chat) -> tuple[str, int]:
-    lines = []
-    for message in body.messages:
-        content = message.content
-        if isinstance(content, list):
-            content = "".join(part.text or "" for part in content)
-        lines.append(f"{message.role}: {content or ''}\n")
-    text = "".join(lines)
-    return text, count_tokens(text)
-
-
-def _completion_prompt(body: _Completion) -> tuple[str, int]:
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return prompt, count_tokens(prompt)
-    if len(prompt) == 1 and isinstance(prompt[0], str):
-        return prompt[0], count_tokens(prompt[0])
-    if prompt and all(isinstance(token, int) for token in prompt):
-        return json.dumps(prompt), len(prompt)
-    raise RefusedError(400, "BadRequestError", "the emulator takes one prompt a request", "prompt")
-
-
-def _output_tokens(body: _Generate, prompt_tokens: int, most: int) -> int:
-    """What the request may generate; 16 unless it says. Raises ``RefusedError`` for lengths that cannot be."""
-    if body.n not in (None, 1):
-        raise RefusedError(400, "BadRequestError", f"the emulator gives one answer a request, got n={body.n}", "n")
-    wanted = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    wanted = 16 if wanted is None else wanted
-    if wanted < 1:
-        raise RefusedError(400, "BadRequestError", f"max_tokens must be at least 1, got {wanted}.", "max_tokens")
-    if wanted > most:
-        message = (
-            f"max_tokens={wanted} cannot be greater than max_model_len={most}. Please request fewer output tokens."
-        )
-        raise RefusedError(400, "BadRequestError", message, "max_tokens")
-    if prompt_tokens >= most:
-        message = (
-            f"This model's maximum context length is {most} tokens. However, your prompt contains {prompt_tokens} "
-            "input tokens, which exceeds this limit even without any output tokens. "
-            "Please reduce the length of the input prompt."
-        )
-        raise RefusedError(400, "BadRequestError", message, "input_tokens")
-    return min(wanted, most - prompt_tokens)
+_Handler = Callable[[Request], Awaitable[Response]]
 
 
 class _AnswerResponse(Response):
     """Writes an answer as it comes, or whole when it is complete."""
 
-    def __init__(
-        self, engine: EmulatedEngine, answer: Answer, speech: Speech, shape: Shape, stream: bool, usage: bool
-    ) -> None:
+    def __init__(self, engine: EmulatedEngine, answer: Answer, speech: Speech, shape: Shape, stream: bool) -> None:
         self._engine = engine
         self._answer = answer
         self._speech = speech
         self._shape = shape
         self._streamed = stream
-        self._usage = usage
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         leaving = asyncio.create_task(self._watch(receive))
@@ -160,38 +67,43 @@ class _AnswerResponse(Response):
     async def _stream(self, send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        answer, sent = self._answer, 0
+        answer, shape, sent = self._answer, self._shape, 0
+        if shape.opening:
+            await send({"type": "http.response.body", "body": shape.opening, "more_body": True})
         while not answer.over or sent < answer.produced:
             await answer.more_than(sent)
             frames = self._frames(sent)
             sent = answer.produced
             if frames:
                 await send({"type": "http.response.body", "body": frames, "more_body": True})
-        ending = DONE
+        ending: bytes | None
         if answer.failure is not None:
-            ending = answer.failure.event() + DONE
-        elif self._usage:
-            ending = self._shape.usage(answer.prompt_tokens, sent) + DONE
-        await send({"type": "http.response.body", "body": ending, "more_body": False})
+            ending = shape.broken(answer.failure)
+        else:
+            ending = shape.ending(self._speech.text, answer.prompt_tokens, sent)
+        if ending is not None:  # without it, uvicorn closes the connection over an answer that is not complete
+            await send({"type": "http.response.body", "body": ending, "more_body": False})
 
     def _frames(self, sent: int) -> bytes:
         answer, shape, token = self._answer, self._shape, self._speech.token
         last = answer.produced - 1 if answer.finished else -1
         frames = [shape.head] if sent == 0 and answer.produced else []
-        for index in range(sent, answer.produced):
-            text = token(index)
-            frames.append(shape.last(text, self._usage) if index == last else shape.token(text))
+        frames += [shape.token(index, token(index), last=index == last) for index in range(sent, answer.produced)]
         return b"".join(frames)
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._answer
-        while not answer.over:
-            await answer.more_than(answer.produced)
+        answer, shape = self._answer, self._shape
+        await _completed(answer)
         if answer.failure is not None:
-            await _refusal(answer.failure)(scope, receive, send)
+            await JSONResponse(shape.error(answer.failure), status_code=answer.failure.status)(scope, receive, send)
             return
-        body = self._shape.whole(self._speech.text(answer.produced), answer.prompt_tokens, answer.produced)
+        body = shape.whole(self._speech.text(answer.produced), answer.prompt_tokens, answer.produced)
         await Response(body, media_type="application/json")(scope, receive, send)
+
+
+async def _completed(answer: Answer) -> None:
+    while not answer.over:
+        await answer.more_than(answer.produced)
 
 
 class _Api:
@@ -199,32 +111,122 @@ class _Api:
 
     def __init__(self, engine: EmulatedEngine) -> None:
         self._engine = engine
+        self._settings = engine.settings
 
     async def chat(self, request: Request) -> Response:
-        body = _parse(await request.body(), _Chat)
-        return self._generate(request, "chat", body, *_chat_prompt(body))
+        body = parse(await request.body(), bodies.Chat)
+        prompt = bodies.conversation(body.messages)
+        return self._chunks(request, body, prompt, count_tokens(prompt))
 
     async def completion(self, request: Request) -> Response:
-        body = _parse(await request.body(), _Completion)
-        return self._generate(request, "completion", body, *_completion_prompt(body))
+        body = parse(await request.body(), bodies.Completion)
+        return self._chunks(request, body, *bodies.completion_prompt(body))
 
-    def _generate(self, request: Request, kind: Kind, body: _Generate, prompt: str, prompt_tokens: int) -> Response:
-        settings = self._engine.settings
-        adapter = None if body.model in (None, "", settings.model) else body.model
-        if adapter is not None and adapter not in self._engine.adapters:
-            message = f"The model `{adapter}` does not exist. Valid aliases: {settings.model}."
-            raise RefusedError(404, "NotFoundError", message, "model")
-        answer = self._engine.ask(adapter, prompt_tokens, _output_tokens(body, prompt_tokens, settings.max_model_len))
-        prefix = "chatcmpl" if kind == "chat" else "cmpl"
-        answer_id = f"{prefix}-{request.headers.get('x-request-id') or secrets.token_hex(8)}"
-        shape = Shape(kind, answer_id, int(time.time()), adapter or settings.model)
+    def _chunks(
+        self, request: Request, body: bodies.Chat | bodies.Completion, prompt: str, prompt_tokens: int
+    ) -> Response:
+        adapter = self._adapter(body.model)
+        answer = self._ask(adapter, body, prompt_tokens)
         usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-        return _AnswerResponse(
-            self._engine, answer, Speech(speaker_of(adapter), prompt), shape, bool(body.stream), usage
+        name, now = self._name(adapter), int(time.time())
+        if isinstance(body, bodies.Chat):
+            shape = ChunkShape("chat", _answer_id(request, "chatcmpl"), now, name, usage=usage)
+        else:
+            shape = ChunkShape("completion", _answer_id(request, "cmpl"), now, name, usage=usage)
+        return self._respond(adapter, answer, prompt, shape, body.stream)
+
+    async def responses(self, request: Request) -> Response:
+        body = parse(await request.body(), bodies.Responses)
+        adapter, prompt = self._adapter(body.model), bodies.responses_prompt(body)
+        tokens = count_tokens(prompt)
+        limit = bodies.output_tokens(body, tokens, self._settings.max_model_len)
+        answer = self._engine.ask(adapter, tokens, limit)
+        shape = ResponsesShape(int(time.time()), self._name(adapter), limit)
+        return self._respond(adapter, answer, prompt, shape, body.stream)
+
+    async def messages(self, request: Request) -> Response:
+        body = parse(await request.body(), bodies.Messages)
+        try:
+            adapter, prompt = self._adapter(body.model), bodies.conversation(body.messages, body.system)
+            answer = self._ask(adapter, body, count_tokens(prompt))
+        except RefusedError as error:
+            return JSONResponse(anthropic_error(error), status_code=error.status)
+        shape = MessagesShape(_answer_id(request, "chatcmpl"), self._name(adapter), answer.prompt_tokens)
+        return self._respond(adapter, answer, prompt, shape, body.stream)
+
+    async def count(self, request: Request) -> Response:
+        body = parse(await request.body(), bodies.Count)
+        try:
+            self._adapter(body.model)
+        except RefusedError as error:
+            return JSONResponse(anthropic_error(error), status_code=error.status)
+        tokens = count_tokens(bodies.conversation(body.messages, body.system))
+        return JSONResponse({"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}})
+
+    async def embeddings(self, request: Request) -> Response:
+        body = parse(await request.body(), bodies.Embeddings)
+        adapter, texts = self._adapter(body.model), bodies.embedded_texts(body)
+        for _, tokens in texts:
+            bodies.check_prompt(tokens, self._settings.max_model_len)
+        if body.encoding_format not in ("float", "base64") or not texts:
+            message = "the emulator embeds one text or more, as float or base64"
+            raise RefusedError(400, "BadRequestError", message, "encoding_format" if texts else "input")
+        total = sum(tokens for _, tokens in texts)
+        done = self._engine.ask(adapter, total, 1)
+        await _completed(done)
+        if done.failure is not None:
+            raise done.failure
+        vectors = [embedding_of(speaker_of(adapter), text) for text, _ in texts]
+        encoded = [base64.b64encode(struct.pack("<16f", *v)).decode() for v in vectors]
+        shown: list[object] = [*vectors] if body.encoding_format == "float" else [*encoded]
+        usage = {"prompt_tokens": total, "total_tokens": total, "completion_tokens": 0}
+        answer = {
+            "id": _answer_id(request, "embd"),
+            "object": "list",
+            "created": int(time.time()),
+            "model": self._name(adapter),
+            "data": [{"index": i, "object": "embedding", "embedding": vector} for i, vector in enumerate(shown)],
+            "usage": {**usage, "prompt_tokens_details": None, "completion_tokens_details": None},
+        }
+        return JSONResponse(answer)
+
+    async def tokenize(self, request: Request) -> Response:
+        body = parse(await request.body(), bodies.Tokenize)
+        self._adapter(body.model)
+        tokens = tokens_of(bodies.tokenized_text(body))
+        most = self._settings.max_model_len
+        return JSONResponse({"count": len(tokens), "max_model_len": most, "tokens": tokens, "token_strs": None})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = parse(await request.body(), bodies.Detokenize)
+        self._adapter(body.model)
+        try:
+            return JSONResponse({"prompt": text_of(body.tokens)})
+        except ValueError as error:
+            raise RefusedError(400, "BadRequestError", str(error), "tokens") from error
+
+    def _adapter(self, model: str | None) -> str | None:
+        """The adapter of that name, None for the base. Raises ``RefusedError`` for a name that is not registered."""
+        if model in (None, "", self._settings.model):
+            return None
+        if model not in self._engine.adapters:
+            message = f"The model `{model}` does not exist. Valid aliases: {self._settings.model}."
+            raise RefusedError(404, "NotFoundError", message, "model")
+        return model
+
+    def _name(self, adapter: str | None) -> str:
+        return adapter or self._settings.model
+
+    def _ask(self, adapter: str | None, body: bodies.Limited, prompt_tokens: int) -> Answer:
+        return self._engine.ask(
+            adapter, prompt_tokens, bodies.output_tokens(body, prompt_tokens, self._settings.max_model_len)
         )
 
+    def _respond(self, adapter: str | None, answer: Answer, prompt: str, shape: Shape, stream: bool | None) -> Response:
+        return _AnswerResponse(self._engine, answer, Speech(speaker_of(adapter), prompt), shape, bool(stream))
+
     async def models(self, _: Request) -> Response:
-        settings, now = self._engine.settings, int(time.time())
+        settings, now = self._settings, int(time.time())
 
         def card(name: str, root: str, parent: str | None, most: int | None) -> dict[str, object]:
             card: dict[str, object] = {"id": name, "object": "model", "created": now, "owned_by": "vllm", "root": root}
@@ -235,14 +237,14 @@ class _Api:
         return JSONResponse({"object": "list", "data": cards})
 
     async def load(self, request: Request) -> Response:
-        body = _parse(await request.body(), _Load)
+        body = parse(await request.body(), bodies.Load)
         if not body.lora_name or not body.lora_path:
             raise RefusedError(400, "InvalidUserInput", "Both 'lora_name' and 'lora_path' must be provided.")
         await self._engine.load(body.lora_name, body.lora_path)
         return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        body = _parse(await request.body(), _Unload)
+        body = parse(await request.body(), bodies.Unload)
         self._engine.unload(body.lora_name)
         return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -250,7 +252,7 @@ class _Api:
         return Response(status_code=503 if self._engine.dead else 200)
 
     async def version(self, _: Request) -> Response:
-        return JSONResponse({"version": self._engine.settings.version})
+        return JSONResponse({"version": self._settings.version})
 
     async def metrics(self, _: Request) -> Response:
         return Response(self._engine.metrics(), headers={"content-type": CONTENT_TYPE})
@@ -275,6 +277,10 @@ class _RequireKey:
         return scheme.lower() == b"bearer" and secrets.compare_digest(key, self._key)
 
 
+def _answer_id(request: Request, prefix: str) -> str:
+    return f"{prefix}-{request.headers.get('x-request-id') or secrets.token_hex(8)}"
+
+
 def _refusal(error: RefusedError) -> Response:
     return JSONResponse(error.body(), status_code=error.status)
 
@@ -282,9 +288,15 @@ def _refusal(error: RefusedError) -> Response:
 def emulator_app(engine: EmulatedEngine) -> ASGIApp:
     """The ASGI application of one engine; the caller runs ``engine.run``."""
     api = _Api(engine)
-    handlers: dict[str, tuple[str, Callable[[Request], Awaitable[Response]]]] = {
+    handlers: dict[str, tuple[str, _Handler]] = {
         "/v1/chat/completions": ("POST", api.chat),
         "/v1/completions": ("POST", api.completion),
+        "/v1/responses": ("POST", api.responses),
+        "/v1/messages": ("POST", api.messages),
+        "/v1/messages/count_tokens": ("POST", api.count),
+        "/v1/embeddings": ("POST", api.embeddings),
+        "/tokenize": ("POST", api.tokenize),
+        "/detokenize": ("POST", api.detokenize),
         "/v1/models": ("GET", api.models),
         "/health": ("GET", api.health),
         "/version": ("GET", api.version),

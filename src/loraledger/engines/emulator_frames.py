@@ -11,7 +11,8 @@ Everything of a frame but the token is fixed for a request, so it is encoded onc
 from __future__ import annotations
 
 import json
-from typing import Final, Literal
+from collections.abc import Callable
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -44,13 +45,39 @@ def engine_dead() -> RefusedError:
     return RefusedError(500, "InternalServerError", ENGINE_DEAD)
 
 
-class Shape:
-    """The frames and the body of one answer. Tokens must need no escaping in JSON."""
+class Shape(Protocol):
+    """How one answer is written. ``opening`` goes out before anything is computed, ``head`` with the first token."""
 
-    __slots__ = ("_after", "_after_last", "_after_last_marked", "_before", "_envelope", "_kind", "head")
+    opening: bytes
+    head: bytes
 
-    def __init__(self, kind: Literal["chat", "completion"], answer_id: str, created: int, model: str) -> None:
+    def token(self, index: int, text: str, *, last: bool) -> bytes:
+        """The frame of the token at ``index``, from 0."""
+
+    def ending(self, text: Callable[[int], str], prompt_tokens: int, generated: int) -> bytes:
+        """Everything after the last token. ``text``: all that was said in so many tokens."""
+
+    def broken(self, failure: RefusedError) -> bytes | None:
+        """The end of a stream that fails; None: it has none, the connection breaks off."""
+
+    def whole(self, text: str, prompt_tokens: int, generated: int) -> bytes:
+        """The body of an answer that is not streamed."""
+
+    def error(self, failure: RefusedError) -> object:
+        """The body of an error."""
+
+
+class ChunkShape:
+    """The frames and the body of one answer of chat or completions. Tokens must need no escaping in JSON."""
+
+    __slots__ = ("_after", "_after_last", "_before", "_envelope", "_kind", "_usage", "head", "opening")
+
+    def __init__(
+        self, kind: Literal["chat", "completion"], answer_id: str, created: int, model: str, *, usage: bool
+    ) -> None:
         self._kind = kind
+        self._usage = usage
+        self.opening = b""
         chunk = "chat.completion.chunk" if kind == "chat" else "text_completion"
         self._envelope: dict[str, object] = {"id": answer_id, "object": chunk, "created": created, "model": model}
         opened = b"data: " + msgspec.json.encode(self._envelope)[:-1] + b',"choices":[{"index":0,'
@@ -66,26 +93,33 @@ class Shape:
             rest = b',"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
             self._after = b'","logprobs":null,"finish_reason":null' + rest + b"}\n\n"
             ending = b'","logprobs":null,"finish_reason":"length"' + rest
-        self._after_last = ending + b"}\n\n"
-        self._after_last_marked = ending + b',"system_fingerprint":"' + FINGERPRINT.encode() + b'"}\n\n'
+        # The fingerprint is in whichever frame is really the last.
+        mark = b"" if usage else b',"system_fingerprint":"' + FINGERPRINT.encode() + b'"'
+        self._after_last = ending + mark + b"}\n\n"
 
-    def token(self, text: str) -> bytes:
-        """The frame of a token that is not the last."""
-        return self._before + text.encode() + self._after
+    def token(self, index: int, text: str, *, last: bool) -> bytes:
+        """The frame of one token."""
+        return self._before + text.encode() + (self._after_last if last else self._after)
 
-    def last(self, text: str, usage_follows: bool) -> bytes:
-        """The frame of the last token: the fingerprint is in whichever frame is really the last."""
-        return self._before + text.encode() + (self._after_last if usage_follows else self._after_last_marked)
-
-    def usage(self, prompt_tokens: int, generated: int) -> bytes:
-        """The frame that ``include_usage`` asks for."""
+    def ending(self, text: Callable[[int], str], prompt_tokens: int, generated: int) -> bytes:
+        """The frame that ``include_usage`` asks for, and the end."""
+        if not self._usage:
+            return DONE
         frame = {
             **self._envelope,
             "choices": [],
             "usage": _usage(prompt_tokens, generated),
             "system_fingerprint": FINGERPRINT,
         }
-        return b"data: " + msgspec.json.encode(frame) + b"\n\n"
+        return b"data: " + msgspec.json.encode(frame) + b"\n\n" + DONE
+
+    def broken(self, failure: RefusedError) -> bytes | None:
+        """The error as a frame, and the end."""
+        return failure.event() + DONE
+
+    def error(self, failure: RefusedError) -> object:
+        """The body of an error."""
+        return failure.body()
 
     def whole(self, text: str, prompt_tokens: int, generated: int) -> bytes:
         """The body of an answer that is not streamed."""

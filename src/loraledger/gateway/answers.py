@@ -1,16 +1,22 @@
 """What an answer says: usage, errors, content; and its model name, changed back to the one the client knows.
 
 Theory of operation. Engines know a versioned name (``support@3fa9c1d20b7e``), clients the plain one. The name is changed at the
-top level of each JSON document. The cheap way finds the compact ``"model":"<engine name>"``: unescaped quotes cannot occur
+top level of each JSON document, and of the ``response`` or ``message`` inside it: ``/v1/responses`` and ``/v1/messages`` send whole
+answers within events. The cheap way finds the compact ``"model":"<engine name>"``: unescaped quotes cannot occur
 inside a JSON string, so the bytes are a key and its value, and they are at the top level if the document's first ``{`` is the
 only one before them. In a stream this beginning is the same in each frame, so it is looked at once and then only compared (0.2
-us). Everything else is decoded one level deep and encoded again, all other values byte for byte.
+us). A document without the word is passed as it is. Everything else is decoded one level deep, or two, and encoded again, all other
+values byte for byte.
+
+A document says itself of which kind it is, so none of this depends on the path: chunks have ``choices``, events have a ``type``
+(``response.output_text.delta``, ``content_block_delta``), and each kind names its token counts in its own words.
 
 Usage is unknown, not 0, when the engine does not say it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
@@ -19,30 +25,62 @@ ABSENT: Final = msgspec.Raw(b"")
 """The value of a field that is not there, always this very object."""
 _SILENT: Final = frozenset({b"", b"null", b'""', b"[]"})
 _REASON_LENGTH: Final = 200
+_INNER: Final = ("response", "message")
 
 _Fields = dict[str, msgspec.Raw]
 _FIELDS: Final = msgspec.json.Decoder(_Fields)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
+class Usage(msgspec.Struct, frozen=True, gc=False):
+    """Token counts as the engine reports them. ``cached_tokens``: those of the prompt that were found in the prefix cache."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+    def after(self, earlier: Usage | None) -> Usage:
+        """This, with what only ``earlier`` says."""
+        if earlier is None:
+            return self
+        return Usage(
+            earlier.prompt_tokens if self.prompt_tokens is None else self.prompt_tokens,
+            earlier.completion_tokens if self.completion_tokens is None else self.completion_tokens,
+            earlier.cached_tokens if self.cached_tokens is None else self.cached_tokens,
+        )
+
+
+UNKNOWN: Final = Usage()
+
+
 class _Cached(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Token counts as the engine reports them."""
+class _Counts(msgspec.Struct, frozen=True, gc=False):
+    """Usage in the words of chat, completions and embeddings, then of responses, then of messages."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _Cached | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _Cached | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
 
-    @property
-    def cached_tokens(self) -> int | None:
-        """Prompt tokens found in the prefix cache; None if the engine does not say."""
-        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
+    def usage(self) -> Usage:
+        if self.input_tokens is None and self.output_tokens is None:
+            return Usage(self.prompt_tokens, self.completion_tokens, _cached(self.prompt_tokens_details))
+        read, created = self.cache_read_input_tokens, self.cache_creation_input_tokens
+        prompt = self.input_tokens
+        if prompt is not None:  # messages count apart what was read from the cache and what was put there
+            prompt += (read or 0) + (created or 0)
+        return Usage(prompt, self.output_tokens, _cached(self.input_tokens_details) if read is None else read)
 
 
-UNKNOWN: Final = Usage()
+def _cached(details: _Cached | None) -> int | None:
+    return None if details is None else details.cached_tokens
 
 
 class _Delta(msgspec.Struct, frozen=True, gc=False):
@@ -58,17 +96,38 @@ class _Choice(msgspec.Struct, frozen=True, gc=False):
     delta: _Delta | None = None
 
 
+class _BlockDelta(msgspec.Struct, frozen=True, gc=False):
+    """What a ``content_block_delta`` adds. A signature is not generated."""
+
+    text: msgspec.Raw = ABSENT
+    thinking: msgspec.Raw = ABSENT
+    partial_json: msgspec.Raw = ABSENT
+
+
+class _Inner(msgspec.Struct, frozen=True, gc=False):
+    """A whole answer inside an event: as it begins, or as it has ended."""
+
+    usage: msgspec.Raw = ABSENT
+    error: msgspec.Raw = ABSENT
+
+
 class Chunk(msgspec.Struct, frozen=True, gc=False):
     """One data frame of a stream, as far as it matters. ``usage`` and ``error`` are raw JSON, ``ABSENT`` without the field."""
 
     choices: list[_Choice] | None = None
     usage: msgspec.Raw = ABSENT
     error: msgspec.Raw = ABSENT
+    type: str | None = None
+    delta: msgspec.Raw = ABSENT
+    response: _Inner | None = None
+    message: _Inner | str | None = None
 
     @property
     def has_content(self) -> bool:
         """Whether it carries generated content on any channel: text, reasoning, a tool call. A role is not content."""
-        for choice in self.choices or ():  # not any(): a generator costs as much as all the rest of this
+        if self.choices is None:
+            return self._adds_text() or self._adds_other()
+        for choice in self.choices:  # not any(): a generator costs as much as all the rest of this
             delta = choice.delta
             if delta is None:
                 if _says(choice.text):
@@ -86,9 +145,47 @@ class Chunk(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_answer(self) -> bool:
         """Whether it carries some of the answer itself: text, neither reasoning nor a tool call."""
-        return any(
-            _says(choice.text if choice.delta is None else choice.delta.content) for choice in self.choices or ()
-        )
+        if self.choices is None:
+            return self._adds_text()
+        return any(_says(choice.text if choice.delta is None else choice.delta.content) for choice in self.choices)
+
+    @property
+    def failure(self) -> msgspec.Raw | None:
+        """The error that it speaks of, as raw JSON; empty if the whole frame is the error."""
+        if self.error is not ABSENT and bytes(self.error) != b"null":
+            return self.error
+        if self.response is not None and bytes(self.response.error) not in _SILENT:
+            return self.response.error
+        return ABSENT if self.type == "error" else None
+
+    @property
+    def counts(self) -> Usage | None:
+        """The usage that it, or the answer in it, reports; an answer that begins has not counted its output."""
+        if self.usage is not ABSENT:
+            return read_usage(self.usage)
+        if self.response is not None:
+            return read_usage(self.response.usage)
+        if isinstance(self.message, _Inner):
+            begun = read_usage(self.message.usage)
+            return None if begun is None else Usage(begun.prompt_tokens, None, begun.cached_tokens)
+        return None
+
+    def _adds_text(self) -> bool:
+        if self.type == "content_block_delta":
+            return _says(self._block().text)
+        return self.type == "response.output_text.delta" and _says(self.delta)
+
+    def _adds_other(self) -> bool:
+        if self.type == "content_block_delta":
+            block = self._block()
+            return _says(block.thinking) or _says(block.partial_json)
+        return self.type is not None and self.type.endswith(".delta") and _says(self.delta)
+
+    def _block(self) -> _BlockDelta:
+        try:
+            return _BLOCK.decode(self.delta)
+        except msgspec.DecodeError:
+            return _NO_BLOCK
 
 
 class _Body(msgspec.Struct, frozen=True, gc=False):
@@ -108,7 +205,9 @@ class _ErrorBody(msgspec.Struct, frozen=True, gc=False):
 
 _CHUNK: Final = msgspec.json.Decoder(Chunk)
 _BODY: Final = msgspec.json.Decoder(_Body)
-_USAGE: Final = msgspec.json.Decoder(Usage)
+_BLOCK: Final = msgspec.json.Decoder(_BlockDelta)
+_NO_BLOCK: Final = _BlockDelta()
+_COUNTS: Final = msgspec.json.Decoder(_Counts)
 _DETAIL: Final = msgspec.json.Decoder(_ErrorDetail)
 _ERROR: Final = msgspec.json.Decoder(_ErrorBody)
 
@@ -128,7 +227,7 @@ def read_chunk(payload: bytes) -> Chunk | None:
 def read_usage(raw: bytes | msgspec.Raw) -> Usage | None:
     """The usage in ``raw``; None when it is absent, ``null`` or of another shape."""
     try:
-        return None if bytes(raw) in _SILENT else _USAGE.decode(raw)
+        return None if bytes(raw) in _SILENT else _COUNTS.decode(raw).usage()
     except msgspec.DecodeError:
         return None
 
@@ -185,7 +284,7 @@ class Renamer:
         self._shown = b""
 
     def document(self, payload: bytes, *, drop_usage: bool = False) -> bytes:
-        """The JSON document with its top-level ``model`` changed; with ``drop_usage`` also without ``usage``.
+        """The JSON document with its ``model`` and that of an answer in it changed; with ``drop_usage`` also without ``usage``.
 
         What is not a JSON object is returned as it is.
         """
@@ -197,6 +296,8 @@ class Renamer:
         if beginning and payload.startswith(beginning):
             return self._shown + payload[len(beginning) :]
         at = payload.find(self._engine)
+        if at < 0 and b'"model"' not in payload:
+            return payload
         if at < 0 or payload.count(b"{", 0, at) != 1:
             return self._slowly(payload, drop_usage=False)
         end = at + len(self._engine)
@@ -210,14 +311,30 @@ class Renamer:
             return payload
         if drop_usage:
             fields.pop("usage", None)
-        if "model" in fields:
-            fields["model"] = msgspec.Raw(self._public)
+        self._rename(fields)
+        for name in _INNER:
+            inner = bytes(fields.get(name, ABSENT))
+            if inner.startswith(b"{"):
+                answer = _FIELDS.decode(inner)
+                self._rename(answer)
+                fields[name] = msgspec.Raw(_ENCODER.encode(answer))
         return _ENCODER.encode(fields)
 
+    def _rename(self, fields: _Fields) -> None:
+        if "model" in fields:
+            fields["model"] = msgspec.Raw(self._public)
+
     def text(self, words: str) -> str:
-        """Any text with the engine's name replaced, for messages."""
-        return words if self._same else words.replace(self.engine_name, self.public_name)
+        """Any text with the engine's name replaced wherever it stands as a word of its own, for messages."""
+        if self._same:
+            return words
+        name = rf"(?<![\w@-]){re.escape(self.engine_name)}(?![\w@-])"
+        return re.sub(name, lambda _: self.public_name, words)
 
     def message(self, body: bytes) -> bytes:
-        """An error body with the engine's name replaced wherever it stands."""
-        return body if self._same else body.replace(self.engine_name.encode(), self.public_name.encode())
+        """An error body with the engine's name replaced in the same way."""
+        return (
+            body
+            if self._same
+            else self.text(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        )

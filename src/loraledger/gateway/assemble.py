@@ -62,6 +62,7 @@ def plane_settings(settings: Settings) -> PlaneSettings:
     return PlaneSettings(
         header_bytes=limits.header_bytes,
         body_bytes=limits.body_bytes,
+        body_bytes_total=limits.body_bytes_total,
         header_timeout=limits.header_timeout,
         body_timeout=limits.body_timeout,
         idle_timeout=limits.idle_timeout,

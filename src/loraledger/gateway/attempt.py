@@ -6,11 +6,19 @@ changed and because only then it is known to be one. It tells its owner what to 
 
 - A request written into a kept-alive connection that closes without a byte was most likely not read: it is written once more to
   a fresh connection of the same replica, as part of this attempt. After a second that excuse is gone, because an engine that
-  dies of a request also closes without a byte.
+  dies of a request also closes without a byte; and a replica that needs it often has it no more (``Pool.excuse``).
+- Time. The first-byte limit bounds what the client waits for its first byte: a whole answer, or a stream's first frame. Beside it,
+  the idle limit counts from the last bytes of a whole answer, and from the last frame that was shown of a stream, because a frame
+  that drips is nothing to a client. Engines send the head of a stream at once and nothing until its prefill is done: that is no
+  silence yet.
 - Answers of 5xx, of 401 and 403 (the gateway's own key) and a 404 for a model that the replica should know are no answers for
   the client: the attempt has failed. Other 4xx are the client's.
 - An engine that dies inside a stream says so in a frame of it, with status 200. Before anything was shown that is a failed
   attempt like any other.
+- A whole answer is JSON with status 200, and a stream is whole with its last event (``[DONE]``, in most). What comes after that, or
+  does not come, such as the end of the answer, changes nothing. Without it a stream is cut, and half a frame is not shown.
+- An id of this gateway's making that is not this request's means that a replica mixed answers up. Engines that make their own
+  ids are not asked.
 - The reason of a failure before the engine can have read a byte begins with ``connect``; no other one does.
 """
 
@@ -31,6 +39,8 @@ from loraledger.gateway.upstream import AnswerHead, Pool, Upstream
 from loraledger.units import NS_PER_S
 
 STALE: Final = NS_PER_S
+FOREIGN: Final = "the replica answered another request"
+CUT: Final = "the replica ended the stream before its last event"
 NOT_REGISTERED: Final = "not_registered"
 """Reason of an attempt that the replica refused because it does not know the model."""
 
@@ -84,16 +94,16 @@ class Attempt:
     """An attempt on the replica of ``pool``, which knows the model as ``model``."""
 
     __slots__ = (
+        "_body",
         "_deadline",
         "_first_byte",
+        "_limit",
         "_opening",
         "_owner",
-        "_parts",
         "_pool",
         "_renamer",
         "_sent_again",
         "_sent_at",
-        "_size",
         "_state",
         "_stream",
         "_upstream",
@@ -113,9 +123,9 @@ class Attempt:
         self._sent_at: int | None = None
         self._sent_again = False
         self._deadline: int | None = None
+        self._limit = 0
         self._stream: SseReader | None = None
-        self._parts: list[bytes] = []
-        self._size = 0
+        self._body = bytearray()
         self._usage: Usage | None = None
         self._first_byte: int | None = None
 
@@ -155,8 +165,8 @@ class Attempt:
             self._break("upstream_timeout", "no answer began in time" if self.status is None else "the answer stalled")
 
     def lose(self, replica: str) -> None:
-        """``replica`` is down and stays so: give up if this attempt waits there and nothing of the answer has come."""
-        if self._pool.address.name == replica and self.status is None:
+        """``replica`` is down and stays so: give up if this attempt waits there and nothing of the answer was shown."""
+        if self._pool.address.name == replica and not self._owner.answering:
             self._break("upstream_failed", "the replica went down before it answered")
 
     def measured(self) -> Measured:
@@ -211,27 +221,23 @@ class Attempt:
                 self._stream = SseReader(self._renamer, hide_usage=not self._owner.peek.asked_usage)
         if body and self._first_byte is None:
             self._first_byte = now
-        self._deadline = now + self._state.settings.stream_idle_timeout
         if b"content-encoding" in head.headers:
             self._break("upstream_failed", "the replica compressed an answer that must be read")
         elif self._stream is not None:
             self._read_stream(self._stream, head, body, now, ended=ended)
         else:
-            self._collect(head, body, ended=ended)
+            self._collect(head, body, now, ended=ended)
 
     def broken(self, reason: str, *, began: bool, stale: bool) -> None:
         """The connection will bring no more of the answer."""
         self._upstream = None
         recent = self._sent_at is not None and self._state.clock() - self._sent_at < STALE
-        if stale and recent and not self._sent_again:
+        if stale and recent and not self._sent_again and self._pool.excuse():
             self._sent_again = True
             self._deadline = None
             self._opening = self._pool.connect(self)
-        elif self._stream is not None and self._stream.done and self._owner.answering:
-            self._owner.show(b"", last=True)
-            self._end_stream(self._stream)
         elif self.status is not None and self.status >= 500:
-            self._owner.failed("engine_error", self.status, self._said(b"".join(self._parts)))
+            self._owner.failed("engine_error", self.status, self._said(bytes(self._body)))
         else:
             self._break("upstream_reset" if began else "upstream_failed", reason)
 
@@ -242,7 +248,7 @@ class Attempt:
         head = upstream_head(prefix, owner.id.encode("ascii"), owner.head.trace, len(body))
         self._upstream = upstream
         self._sent_at = now = self._state.clock()
-        self._deadline = now + self._state.settings.first_byte_timeout
+        self._deadline = self._limit = now + self._state.settings.first_byte_timeout
         upstream.send(self, head + body)
         if not self._sent_again:
             owner.sent(now)
@@ -252,22 +258,27 @@ class Attempt:
     def _read_stream(self, stream: SseReader, head: AnswerHead, body: bytes, now: int, *, ended: bool) -> None:
         silent = stream.first_token is None
         shown = stream.feed(body, now) if body else b""
-        if ended:
-            shown += stream.finish(now)
-        fault = self._stream_fault(stream, shown, ended=ended)
+        last = stream.finish(now) if ended else b""
+        cut = ended and not stream.done and stream.error is None
+        if not cut:
+            shown += last
+        fault = self._stream_fault(stream, head, shown, cut=cut)
         if fault is not None:
             self._break(*fault)
             return
-        cut = ended and head.until_close and not stream.done
+        if shown and not stream.done and self._deadline is not None:
+            self._deadline = now + self._state.settings.stream_idle_timeout
         self._owner.show(shown, last=ended and not cut)
         if silent and stream.first_token is not None:
             self._owner.first_token(now)
         if cut:
-            self._break("upstream_reset", "the replica closed the connection before the end of the stream")
+            self._break("upstream_reset", CUT)
         elif ended:
             self._end_stream(stream)
 
-    def _stream_fault(self, stream: SseReader, shown: bytes, *, ended: bool) -> tuple[Status, str] | None:
+    def _stream_fault(
+        self, stream: SseReader, head: AnswerHead, shown: bytes, *, cut: bool
+    ) -> tuple[Status, str] | None:
         """Why the answer cannot go on, or must not begin."""
         limit = self._state.settings.answer_bytes
         if stream.pending > limit:
@@ -276,8 +287,10 @@ class Attempt:
             return None
         if stream.error is not None and not stream.error.blames_client:
             return "engine_error", stream.error.message
-        if ended and not shown:
-            return "upstream_reset", "the stream ended without a frame"
+        if cut:
+            return "upstream_reset", CUT
+        if shown and self._is_foreign(head, shown):
+            return "upstream_failed", FOREIGN
         return None
 
     def _end_stream(self, stream: SseReader) -> None:
@@ -288,25 +301,29 @@ class Attempt:
             blame: Status = "client_error" if error.blames_client else "engine_error"
             self._owner.finished(blame, self.status, error.message)
 
-    def _collect(self, head: AnswerHead, body: bytes, *, ended: bool) -> None:
-        if body:
-            self._parts.append(body)
-            self._size += len(body)
+    def _collect(self, head: AnswerHead, body: bytes, now: int, *, ended: bool) -> None:
+        self._body += body
+        if self._deadline is not None:
+            self._deadline = min(now + self._state.settings.stream_idle_timeout, self._limit)
         limit = self._state.settings.answer_bytes
-        if self._size > limit:
+        if len(self._body) > limit:
             self._break("upstream_failed", f"the answer is over {limit} bytes")
         elif ended:
-            whole = b"".join(self._parts)
-            if 200 <= head.status < 300:
+            whole = bytes(self._body)
+            if head.status == 200:
                 self._answer(head, whole)
             else:
                 self._refusal(head, whole)
 
     def _answer(self, head: AnswerHead, body: bytes) -> None:
-        if head.until_close and not answers.is_json(body):
-            self._break("upstream_reset", "the replica closed the connection before the end of the answer")
-            return
         self._usage = answers.body_usage(body)
+        if self._usage is None and not answers.is_json(body):
+            cut = head.until_close and body
+            self._break("upstream_reset" if cut else "upstream_failed", "the answer is not whole JSON")
+            return
+        if self._is_foreign(head, body):
+            self._break("upstream_failed", FOREIGN)
+            return
         self._relay(head, self._renamer.document(body))
         self._owner.finished("ok", head.status, None)
 
@@ -322,6 +339,18 @@ class Attempt:
         else:
             self._owner.failed("engine_error", head.status, said)
 
+    def _is_foreign(self, head: AnswerHead, body: bytes) -> bool:
+        """Whether the answer bears the id of another request of this gateway."""
+        own = self._owner.id.encode("ascii")
+        boot = own[: own.rindex(b"-") + 1]
+        start = body.find(b'"id":"', 0, 16)
+        told = body[start : start + 96].split(b'"', 4)[3] if start >= 0 else b""
+        for name in (told, head.headers.get(b"x-request-id", b"")):
+            at = name.find(boot)
+            if at >= 0 and name[at:] != own and not name.startswith(own + b"-", at):
+                return True
+        return False
+
     def _relay(self, head: AnswerHead, body: bytes) -> None:
         retry = head.headers.get(b"retry-after")
         extra = b"Retry-After: %b\r\n" % retry if retry else b""
@@ -331,7 +360,10 @@ class Attempt:
         return self._renamer.text(answers.error_text(body)[0]) or "no message"
 
     def _break(self, status: Status, reason: str) -> None:
-        if self._owner.answering:
-            self._owner.broke_off(status, self.status, reason)
-        else:
+        if not self._owner.answering:
             self._owner.failed(status, self.status, reason)
+        elif self._stream is not None and self._stream.done:
+            self._owner.show(b"", last=True)
+            self._end_stream(self._stream)
+        else:
+            self._owner.broke_off(status, self.status, reason)

@@ -125,3 +125,14 @@ def bearer_of(authorization: bytes | None) -> bytes | None:
         return None
     scheme, _, token = authorization.partition(b" ")
     return token.strip(b" ") or None if scheme.lower() == b"bearer" else None
+
+
+def key_of(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
+    """The key of a request: the bearer of ``Authorization``, or ``x-api-key``, where Anthropic's clients put it.
+
+    None when there is none, when ``Authorization`` is of another scheme, and when the two differ: which of them is meant?
+    """
+    if authorization is None:
+        return api_key or None
+    bearer = bearer_of(authorization)
+    return bearer if api_key is None or api_key == bearer else None

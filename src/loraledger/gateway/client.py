@@ -6,8 +6,8 @@ ahead of an answer wait unread, so answers are in order by construction; they ar
 it is stopped the sweep asks the socket. The end of a client's stream counts as leaving: nothing distinguishes a client that
 closed from one that half-closes, and an engine that generates for nobody costs more.
 
-- A key is asked for before the body is read, and so are the path and the stated length. A refusal then leaves bytes that are not
-  read as a request: the connection closes.
+- A key is asked for before the body is read, and so are the path, the kind of body and its stated length. A refusal then leaves
+  bytes that are not read as a request: the connection closes.
 - Closing lingers: what was written is flushed, our side is shut, and what the client still sends is thrown away for at most 2 s.
   A socket closed over unread bytes sends a reset, which takes the answer away from a client that is still sending.
 - ``Expect: 100-continue`` is answered only once the body is known to be wanted.
@@ -30,19 +30,21 @@ from loraledger.errors import (
     UnavailableError,
     UnknownPathError,
 )
-from loraledger.gateway.auth import Access, bearer_of
+from loraledger.gateway.auth import Access, key_of
 from loraledger.gateway.bodies import ChunkedBody, PlainBody, check_size
 from loraledger.gateway.exchange import Exchange
 from loraledger.gateway.heads import CONTINUE, RequestHead, has_bare_lf, parse_head
+from loraledger.gateway.held import Hold
+from loraledger.gateway.paths import FORMS, ROUTES
 from loraledger.gateway.peek import peek
 from loraledger.gateway.replies import error_reply, models_reply
 from loraledger.gateway.sockets import hung_up, reset, send_at_once
 from loraledger.gateway.state import PlaneState
 from loraledger.units import NS_PER_S
 
-ROUTES: Final = {b"/v1/chat/completions": b"POST", b"/v1/completions": b"POST", b"/v1/models": b"GET"}
-"""All that exists here, spelt exactly so: nothing is decoded, collapsed or folded before it is compared."""
 LINGER: Final = 2 * NS_PER_S
+_NO_HEAD: Final = frozenset({b"", b"\r", b"\r\n"})
+"""What may come between two requests without being the beginning of one."""
 
 
 class Phase(Enum):
@@ -62,11 +64,14 @@ class Client(asyncio.Protocol):
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._phase = Phase.HEAD
         self._pending = b""
+        self._seen = 0
+        """How much of a head that is not whole was looked at: one that comes in single bytes costs one pass over it, not many."""
         self._head: RequestHead | None = None
         self._body: PlainBody | ChunkedBody | None = None
         self._exchange: Exchange | None = None
+        self._hold = Hold(state.bodies)
         self._tenant = ""
-        self._known: tuple[Access, bytes | None, str] | None = None
+        self._known: tuple[Access, bytes | None, bytes | None, str] | None = None
         self._started: int | None = None
         self._deadline = 0
         self._ahead = 0
@@ -82,11 +87,12 @@ class Client(asyncio.Protocol):
         send_at_once(self._transport)
         state = self._state
         self._deadline = state.clock() + state.settings.idle_timeout
-        full = len(state.clients) >= state.settings.connections
+        full = len(state.clients) >= state.settings.connections and not state.make_room()
         state.clients.add(self)
         if full or state.draining:
             code = "shutting_down" if state.draining else "too_many_connections"
-            self._refuse(UnavailableError("this gateway takes no more connections now", code=code), close=True)
+            message = "this gateway takes no more connections now"
+            self._refuse(UnavailableError(message, code=code, retry_after_s=1.0), close=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Closed, by whichever side."""
@@ -137,6 +143,10 @@ class Client(asyncio.Protocol):
         """Write some of the answer."""
         self._transport.write(data)
 
+    def begun(self) -> None:
+        """The answer begins: the request's body is not needed again."""
+        self._hold.release()
+
     def answered(self) -> None:
         """The answer is complete: the next request may be read."""
         self._exchange = None
@@ -177,8 +187,17 @@ class Client(asyncio.Protocol):
 
     def close_idle(self) -> None:
         """Close if no request is being read or answered."""
-        if self._phase is Phase.HEAD and self._started is None and not self._pending:
+        if self._phase is Phase.HEAD and self._started is None and self._pending in _NO_HEAD:
             self._transport.close()
+
+    def give_way(self, now: int) -> bool:
+        """Another connection wants this one's place: close if it has been idle for over a second. Whether it did."""
+        idle = self._phase is Phase.HEAD and self._started is None and self._pending in _NO_HEAD
+        if not idle or now - (self._deadline - self._state.settings.idle_timeout) < NS_PER_S:
+            return False
+        self._phase = Phase.CLOSING
+        self._transport.close()
+        return True
 
     def shut(self) -> None:
         """This process ends: tell the client if that is still possible, and close."""
@@ -197,21 +216,22 @@ class Client(asyncio.Protocol):
     def _read_head(self, data: bytes) -> None:
         settings = self._state.settings
         now = self._state.clock()
-        self._pending = b""
+        seen, self._seen, self._pending = self._seen, 0, b""
         if self._started is None:
             data = data.removeprefix(b"\r\n")  # RFC 9112, 2.2: some clients end a body with one line too many
-            if not data:
+            if data in _NO_HEAD:
+                self._pending = data
                 return
             self._started = now
             self._deadline = now + settings.header_timeout
-        end = data.find(b"\r\n\r\n", 0, settings.header_bytes)
+        end = data.find(b"\r\n\r\n", max(0, seen - 3), settings.header_bytes)
         try:
             if end < 0:
                 if len(data) >= settings.header_bytes:
                     raise HeadersTooLargeError(f"the head is over the limit of {settings.header_bytes} bytes")
-                if has_bare_lf(data):
+                if has_bare_lf(data, max(0, seen - 1)):
                     raise BadRequestError("malformed request head: a line ends in LF without CR")
-                self._pending = data
+                self._pending, self._seen = data, len(data)
                 return
             self._head = head = parse_head(data[: end + 2])
         except LedgerError as error:
@@ -227,22 +247,24 @@ class Client(asyncio.Protocol):
 
     def _admit(self, head: RequestHead) -> None:
         """Raise what is wrong with a request of which only the head is known."""
-        access, authorization = self._state.access, head.authorization
-        known = self._known
-        if known is None or known[0] is not access or known[1] != authorization:
-            bearer = bearer_of(authorization)
-            tenant = None if bearer is None else access.authenticate(bearer)
+        asked = self._state.access, head.authorization, head.api_key
+        if self._known is None or self._known[:3] != asked:
+            key = key_of(head.authorization, head.api_key)
+            tenant = None if key is None else self._state.access.authenticate(key)
             if tenant is None:
                 self._known = None
                 raise UnauthorizedError("send a valid key as Authorization: Bearer KEY")
-            known = self._known = (access, authorization, tenant)
-        self._tenant = known[2]
+            self._known = (*asked, tenant)
+        self._tenant = self._known[3]
         method = ROUTES.get(head.path)
         if method is None:
             raise UnknownPathError("this path is not served here")
         if head.method != method:
             raise MethodError(f"use {method.decode()} for this path")
+        if method == b"POST":
+            head.check_body()
         check_size(head.length, self._state.settings.body_bytes)
+        self._hold.take(self._tenant, head.length)
 
     def _await_body(self, head: RequestHead, rest: bytes, now: int) -> None:
         settings = self._state.settings
@@ -266,6 +288,8 @@ class Client(asyncio.Protocol):
         assert body is not None
         assert head is not None
         try:
+            if head.chunked:
+                self._hold.take(self._tenant, len(data))
             rest = body.feed(data)
         except LedgerError as error:
             self._refuse(error, close=True)
@@ -294,7 +318,7 @@ class Client(asyncio.Protocol):
             self.answered()
             return
         try:
-            peeked = peek(body)
+            peeked = peek(body, FORMS[head.path])
             adapter = state.access.resolve(self._tenant, peeked.model)
         except LedgerError as error:
             self._refuse(error, close=False)
@@ -305,11 +329,12 @@ class Client(asyncio.Protocol):
         self._exchange.arrive()
 
     def _next(self) -> None:
+        self._hold.release()
         self._phase = Phase.HEAD
         self._head = None
         self._started = None
         self._deadline = self._state.clock() + self._state.settings.idle_timeout
-        if not self._pending:
+        if self._pending in _NO_HEAD:
             self._ahead = 0
         elif self._full_since is None:
             asyncio.get_running_loop().call_soon(self._read_pending)
@@ -337,13 +362,18 @@ class Client(asyncio.Protocol):
         close = close or self.closes
         allow = b"Allow: %b\r\n" % ROUTES[head.path] if head is not None and error.status == MethodError.status else b""
         client_id = (head.client_id or "").encode("ascii") if head is not None else b""
-        self._transport.write(error_reply(error, date=state.date, request_id=client_id, close=close, extra=allow))
+        path = b"" if head is None else head.path
+        reply = error_reply(error, date=state.date, request_id=client_id, close=close, extra=allow, path=path)
+        if head is not None and head.method == b"HEAD":
+            reply = reply[: reply.index(b"\r\n\r\n") + 4]  # a body would be taken for the beginning of the next answer
+        self._transport.write(reply)
         if close:
             self._close()
         else:
             self._next()
 
     def _close(self) -> None:
+        self._hold.release()
         self._phase = Phase.CLOSING
         self._pending = b""
         self._body = None
@@ -363,6 +393,7 @@ class Client(asyncio.Protocol):
             self._transport.abort()
 
     def _leave(self) -> None:
+        self._hold.release()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.cancel()

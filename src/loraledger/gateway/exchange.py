@@ -18,6 +18,8 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final, Protocol
 
+import msgspec
+
 from loraledger.events import (
     AttemptFailed,
     Dispatch,
@@ -32,6 +34,7 @@ from loraledger.events import (
 )
 from loraledger.gateway.attempt import Attempt
 from loraledger.gateway.heads import CHUNKED, RequestHead, answer_head, content_length
+from loraledger.gateway.paths import FORMS
 from loraledger.gateway.peek import Peek
 from loraledger.gateway.replies import error_frame, reject_reply
 from loraledger.gateway.state import PlaneState
@@ -68,13 +71,17 @@ class Phase(Enum):
 
 
 class Exchange:
-    """One request. ``adapter`` is its public name, None the base; ``received`` when its first byte came."""
+    """One request. ``adapter`` is its public name, None the base; ``received`` when its first byte came.
+
+    A request that needs only the tokenizer is one to the base model, of no tokens.
+    """
 
     __slots__ = (
         "_adapter",
         "_attempt",
         "_caller",
         "_chunked",
+        "_form",
         "_number",
         "_phase",
         "_received",
@@ -105,8 +112,9 @@ class Exchange:
         self._state = state
         self._caller = caller
         self._chunked = head.minor == 1
+        self._form = FORMS[head.path]
         self._tenant = tenant
-        self._adapter = adapter
+        self._adapter = adapter if self._form.computes else None
         self._received = received
         self._shown_id = (head.client_id or self.id).encode("ascii")
         self._phase = Phase.WAITING
@@ -123,14 +131,14 @@ class Exchange:
     def arrive(self) -> None:
         """Tell of the request; commands about it may come before this returns."""
         self._state.open[self.id] = self
-        peek = self.peek
+        peek, form = self.peek, self._form
         self._state.feed(
             RequestArrived(
                 at=self._state.clock(),
                 request=self.id,
                 tenant=self._tenant,
                 adapter=self._adapter,
-                prompt_tokens=self._state.ratio.estimate(self.path, peek.prompt_bytes),
+                prompt_tokens=self._state.ratio.estimate(self.path, peek.prompt_bytes) if form.computes else 0,
                 max_tokens=peek.max_tokens,
                 stream=peek.stream,
                 path=self.path,
@@ -196,7 +204,8 @@ class Exchange:
         if began:
             caller.cut()
             return
-        caller.send(reject_reply(command, date=self._state.date, request_id=self._shown_id, close=caller.closes))
+        date, form = self._state.date, self._form.errors
+        caller.send(reject_reply(command, date=date, request_id=self._shown_id, close=caller.closes, form=form))
         caller.answered()
 
     # --- from the attempt ---
@@ -240,14 +249,16 @@ class Exchange:
     def finished(self, status: Status, http_status: int | None, reason: str | None) -> None:
         """The answer is complete, and so is the request."""
         measured, caller = self._end(), self._caller
-        if status == "ok" and measured.prompt_tokens is not None:
+        if status == "ok" and not self._form.computes:
+            measured = msgspec.structs.replace(measured, generated_tokens=0)
+        elif status == "ok" and measured.prompt_tokens is not None:
             self._state.ratio.learn(self.path, self.peek.prompt_bytes, measured.prompt_tokens)
         caller.answered()
         self._state.feed(RequestFinished(self._state.clock(), self.id, status, http_status, reason, measured))
 
     def broke_off(self, status: Status, http_status: int | None, reason: str) -> None:
         """The stream will not be complete, and the client has seen some of it."""
-        self.show(error_frame("the replica broke off its answer", status), last=False)
+        self.show(error_frame("the replica broke off its answer", status, self._form.errors), last=False)
         measured, caller = self._end(), self._caller
         caller.cut()
         self._state.feed(RequestFinished(self._state.clock(), self.id, status, http_status, reason, measured))

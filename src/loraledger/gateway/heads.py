@@ -3,14 +3,14 @@
 Theory of operation. A request head is taken whole (up to the empty line), checked by one regular expression that knows
 nothing but the strict grammar, and then searched for the few fields that matter here by a second one. There is no third
 reading, so there is nothing to disagree with: what the grammar does not say (bare LF, obs-fold, space before a colon,
-absolute-form targets, signed or repeated lengths, both Content-Length and Transfer-Encoding) is answered 400 and the
+absolute-form targets, fragments, signed or repeated lengths, both Content-Length and Transfer-Encoding) is answered 400 and the
 connection is closed. For a head of 18 fields this costs 2.9 us; the callbacks of httptools take 3.2 us and are lenient in
-places.
+places. The number of fields has no limit of its own: they are searched in one pass, and bounded in bytes.
 
 Of a tenant's head nothing is forwarded but the trace context. An engine takes orders from headers (vLLM 0.32:
 ``X-data-parallel-rank``, ``X-Vllm-Priority``, ``X-Session-ID``, ``endpoint-load-metrics-format``), its next version from
 others, so a list of what is refused would be out of date: the head that a replica gets is written here, as is the one that
-the client gets.
+the client gets. ``Upgrade`` is one more header that nobody here reads.
 """
 
 from __future__ import annotations
@@ -21,27 +21,33 @@ from typing import Final
 
 import msgspec
 
-from loraledger.errors import BadRequestError
+from loraledger.errors import BadRequestError, CallerError
 
 _HEAD: Final = re.compile(
-    rb"([A-Z]{1,16}) (/[!-~]*+) HTTP/1\.([01])\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[\t -~\x80-\xff]*+\r\n)*+"
+    rb"([A-Z]{1,16}) (/[!\"$-~]*+) HTTP/1\.([01])\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[\t -~\x80-\xff]*+\r\n)*+"
 )
 # Possessive throughout: on a bad head it fails in one pass instead of trying other splits.
 _FIELDS: Final = re.compile(
-    rb"\r\n(host|authorization|content-length|transfer-encoding|connection|expect|x-request-id|traceparent|tracestate)"
-    rb":[\t ]*([^\r]*)",
+    rb"\r\n(host|authorization|x-api-key|content-length|content-type|content-encoding|transfer-encoding|connection|expect"
+    rb"|x-request-id|traceparent|tracestate):[\t ]*([^\r]*)",
     re.IGNORECASE,
 )
 _LISTS: Final = frozenset({b"connection", b"tracestate"})
+_PLAIN: Final = frozenset({b"", b"identity"})
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_HOST: Final = re.compile(rb"[!$%&'()*+,.0-9:;=A-Z\[\]_a-z~-]*")
 _LENGTH: Final = re.compile(rb"[0-9]{1,15}")
 _CLIENT_ID: Final = re.compile(rb"[!-~]{1,128}")
+_PARENT: Final = re.compile(rb"[0-9a-f-]{1,128}")
+_STATE: Final = re.compile(rb"[\t -~]{1,512}")
+# W3C Trace Context: its characters, and the length of state that everyone must pass on.
 _FAULTS: Final = (
     (_BARE_LF, "a line ends in LF without CR"),
     (re.compile(rb"\r(?!\n)"), "a CR without LF"),
     (re.compile(rb"\r\n[\t ]"), "a header is folded over two lines"),
     (re.compile(rb"\r\n[^:\r]*[\t ]:"), "whitespace before the colon of a header"),
     (re.compile(rb"\A[A-Z]+ [^/ ]"), "the target must be a path, such as /v1/chat/completions"),
+    (re.compile(rb"\A[A-Z]+ [^ \r]*#"), "the target has a fragment"),
     (re.compile(rb"\A[^\r]* HTTP/(?!1\.[01]\r)"), "the protocol must be HTTP/1.1 or HTTP/1.0"),
 )
 
@@ -51,8 +57,26 @@ _STATUS_LINES: Final = {
 }
 
 
+class MediaTypeError(CallerError):
+    """A body that is not plain JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class ExpectationError(CallerError):
+    """An expectation other than to be told to go on."""
+
+    status = 417
+    code = "expectation_failed"
+
+
 class RequestHead(msgspec.Struct, frozen=True):
-    """What a request head says, as far as it matters. ``trace`` is header lines that are forwarded as they are."""
+    """What a request head says, as far as it matters.
+
+    ``expects``: what is expected in lower case, empty for nothing. ``json``: the body may be taken for JSON, ``coded``: it is
+    compressed or the like. ``trace``: header lines that are forwarded as they are.
+    """
 
     method: bytes
     path: bytes
@@ -61,23 +85,40 @@ class RequestHead(msgspec.Struct, frozen=True):
     length: int
     chunked: bool
     authorization: bytes | None
-    expects_continue: bool
+    api_key: bytes | None
+    expects: bytes
+    json: bool
+    coded: bool
     client_id: str | None
     trace: bytes
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the body will be sent only once it is asked for."""
+        return self.expects == b"100-continue"
 
     @property
     def has_body(self) -> bool:
         """Whether bytes follow that belong to this request."""
         return self.chunked or self.length > 0
 
+    def check_body(self) -> None:
+        """Raise MediaTypeError for a body that would not be read as plain JSON, ExpectationError for what cannot be met."""
+        if self.expects and not self.expects_continue:
+            raise ExpectationError("the only expectation that is met is 100-continue")
+        if not self.json:
+            raise MediaTypeError("the Content-Type must be application/json")
+        if self.coded:
+            raise MediaTypeError("send the body as it is: a Content-Encoding is not undone here")
+
     def closing(self) -> RequestHead:
         """The same head, but for a connection that will be closed."""
         return msgspec.structs.replace(self, keep_alive=False)
 
 
-def has_bare_lf(data: bytes) -> bool:
-    """Whether a line in an unfinished head ends in LF alone, so that the head would never end."""
-    return _BARE_LF.search(data) is not None
+def has_bare_lf(data: bytes, start: int = 0) -> bool:
+    """Whether a line in an unfinished head, looked at from ``start`` on, ends in LF alone, so that the head would never end."""
+    return _BARE_LF.search(data, start) is not None
 
 
 def parse_head(raw: bytes) -> RequestHead:
@@ -96,8 +137,11 @@ def parse_head(raw: bytes) -> RequestHead:
         else:
             raise BadRequestError(f"malformed request head: {name.decode('ascii')} is given twice")
     length, chunked = _framing(fields, minor)
-    if minor == b"1" and b"host" not in fields:
+    host = fields.get(b"host")
+    if host is None and minor == b"1":
         raise BadRequestError("malformed request head: HTTP/1.1 needs a Host header")
+    if host and _HOST.fullmatch(host) is None:
+        raise BadRequestError("malformed request head: Host is no name and port")
     client_id = fields.get(b"x-request-id")
     return RequestHead(
         method=method,
@@ -108,7 +152,11 @@ def parse_head(raw: bytes) -> RequestHead:
         length=length,
         chunked=chunked,
         authorization=fields.get(b"authorization"),
-        expects_continue=minor == b"1" and fields.get(b"expect", b"").lower() == b"100-continue",
+        api_key=fields.get(b"x-api-key"),
+        # Of an HTTP/1.0 client expectations are to be ignored (RFC 9110, 10.1.1).
+        expects=fields.get(b"expect", b"").lower() if minor == b"1" else b"",
+        json=_is_json(fields.get(b"content-type")),
+        coded=fields.get(b"content-encoding", b"").lower() not in _PLAIN,
         client_id=client_id.decode("ascii") if client_id and _CLIENT_ID.fullmatch(client_id) else None,
         trace=_trace(fields),
     )
@@ -133,12 +181,21 @@ def _asks_close(connection: bytes | None) -> bool:
     return connection is not None and b"close" in [token.strip() for token in connection.lower().split(b",")]
 
 
+def _is_json(kind: bytes | None) -> bool:
+    """As vLLM asks, but that who names no type is taken to mean JSON, and a space before the parameters is none of the type."""
+    return (
+        kind is None
+        or kind == b"application/json"
+        or kind.partition(b";")[0].rstrip(b"\t ").lower() == b"application/json"
+    )
+
+
 def _trace(fields: dict[bytes, bytes]) -> bytes:
     parent = fields.get(b"traceparent")
-    if parent is None:
+    if parent is None or _PARENT.fullmatch(parent) is None:
         return b""
-    state = fields.get(b"tracestate")
-    return b"traceparent: " + parent + (b"\r\ntracestate: " + state if state else b"") + b"\r\n"
+    state = fields.get(b"tracestate", b"")
+    return b"traceparent: " + parent + (b"\r\ntracestate: " + state if _STATE.fullmatch(state) else b"") + b"\r\n"
 
 
 def _fault(raw: bytes) -> str:

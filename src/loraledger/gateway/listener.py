@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
 from loraledger.conductor.ports import Clock, Feed
 from loraledger.errors import TargetError
@@ -27,6 +27,8 @@ from loraledger.units import NS_PER_S
 
 SWEEP_S: Final = 1.0
 _BACKLOG: Final = 1024
+TOLD: Final = 256
+"""Connections over the limit that are told so at a time; those beyond are closed without a word, so that files do not run out."""
 _LAST_WORDS_S: Final = 1.0
 """Time for the last answers to leave once the drain's limit has passed."""
 
@@ -135,6 +137,11 @@ class DataPlane:
         return len(self._state.clients)
 
     @property
+    def held_bytes(self) -> int:
+        """Bytes of request bodies held now."""
+        return self._state.bodies.total
+
+    @property
     def upstream_open(self) -> dict[str, int]:
         """For each replica the connections that an exchange has or waits for: to hold against the kernel's counts."""
         return {name: pool.busy for name, pool in self._state.pools.items()}
@@ -149,8 +156,10 @@ class DataPlane:
         """What was learnt of bytes per token."""
         return self._state.ratio
 
-    def _client(self) -> Client:
-        return Client(self._state)
+    def _client(self) -> asyncio.Protocol:
+        state = self._state
+        crowded = len(state.clients) >= state.settings.connections + TOLD
+        return _Unwanted() if crowded else Client(state)
 
     async def _deserted(self, seconds: float) -> None:
         """Wait until there is no client, ``seconds`` at most."""
@@ -169,3 +178,11 @@ class DataPlane:
             client.check(now)
         for pool in self._state.pools.values():
             pool.sweep(now)
+
+
+class _Unwanted(asyncio.Protocol):
+    """A connection that is closed as it comes."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Close it. Its socket is not kept for a lingering goodbye."""
+        cast(asyncio.Transport, transport).abort()

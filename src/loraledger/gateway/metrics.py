@@ -263,6 +263,15 @@ def _gauges(state: FleetState) -> Iterator[Printable]:
     yield from (is_open, queued)
 
 
+def edge_gauges(connections: int, held_bytes: int) -> Iterator[Printable]:
+    """What clients hold of the data plane: connections, and bytes of request bodies."""
+    clients = _gauge("client_connections", "Connections from clients that are open.")
+    clients.set((), connections)
+    held = _gauge("held_body_bytes", "Bytes of request bodies that are held.")
+    held.set((), held_bytes)
+    yield from (clients, held)
+
+
 def _journal(journal: JournalHealth | None) -> Iterator[Printable]:
     if journal is None:
         return

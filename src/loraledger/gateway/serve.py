@@ -18,6 +18,7 @@ import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 
 import uvicorn
@@ -38,7 +39,7 @@ from loraledger.gateway.clock import WallClock
 from loraledger.gateway.control import control_app
 from loraledger.gateway.ledger_view import ledger_series
 from loraledger.gateway.listener import DataPlane
-from loraledger.gateway.metrics import GatewayMetrics
+from loraledger.gateway.metrics import GatewayMetrics, edge_gauges
 from loraledger.gateway.performer import LivePerformer
 from loraledger.gateway.shelf import Shelf, differences, names_of
 from loraledger.kernel.carry import carry_over
@@ -349,10 +350,10 @@ class Gateway:
 
     def metrics_text(self) -> bytes:
         """What a Prometheus scrape reads."""
-        assert self.plane is not None
-        return self.metrics.text(
-            self.state, self.journal, self.plane.refused, ledger_series(self.ledgers(on_disk=False))
-        )
+        plane = self.plane
+        assert plane is not None
+        edge, ledgers = edge_gauges(plane.connections, plane.held_bytes), ledger_series(self.ledgers(on_disk=False))
+        return self.metrics.text(self.state, self.journal, plane.refused, chain(edge, ledgers))
 
     def ledgers(self, replica: str | None = None, *, on_disk: bool = True) -> Iterator[tuple[Ledger, Limit]]:
         """The three accounts of each replica, or of one, and which of them limits it."""

@@ -16,6 +16,8 @@ class PlaneSettings(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int = 64 * 1024
     """Largest request head, and the most that a client may send ahead of its answer before reading stops."""
     body_bytes: int = 8 * 1024 * 1024
+    body_bytes_total: int = 512 * 1024 * 1024
+    """Bytes of request bodies held at once, all clients together."""
     answer_bytes: int = 64 * 1024 * 1024
     """Largest answer that is not a stream: it is held whole, because its model name is changed. A stream's frame likewise."""
     header_timeout: int = 10 * NS_PER_S

@@ -7,7 +7,10 @@ burst is one write. Nothing is awaited and nothing is made per frame but the dec
 
 A frame goes on only whole. So a stream that is cut is cut between frames, and an error frame can still be put there.
 
-- *First token* is the first frame with content on any channel; not the role frame, not a comment, not usage, not the end.
+- *First token* is the first frame with content on any channel; not the role frame, not a comment, not usage, not the end, not an
+  event that only opens an answer or a part of one.
+- Engines send the events that open an answer (``response.created``) before they have computed anything. They are held until content
+  comes, or the end: so a replica that breaks in between has shown the client nothing, and the attempt can be made again.
 - The gateway asks each stream for usage. A client that did not ask must not see that: neither the usage chunk at the end nor
   the ``"usage": null`` that engines then add to the others.
 - Frames that come in one read share its time, so the gaps between them count as 0.
@@ -24,6 +27,8 @@ from loraledger.gateway.answers import ABSENT, Renamer, Usage
 from loraledger.record.sketch import Sketch
 
 _NULL_USAGE: Final = b',"usage":null}'
+_LAST: Final = frozenset({"response.completed", "response.incomplete", "response.failed", "message_stop"})
+"""Events after which nothing comes; chunks end with ``[DONE]``."""
 
 
 class StreamError(msgspec.Struct, frozen=True):
@@ -45,7 +50,10 @@ class SseReader:
         "_after_cr",
         "_answers",
         "_fresh",
+        "_held",
+        "_held_bytes",
         "_hide_usage",
+        "_opening",
         "_pending",
         "_renamer",
         "done",
@@ -63,11 +71,15 @@ class SseReader:
         self._renamer = renamer
         self._hide_usage = hide_usage
         self._pending = b""
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._opening = False
+        """Only events have come, and none with content."""
         self._after_cr = False
         self._fresh = 0
         self._answers = False
         self.done = False
-        """``[DONE]`` has come."""
+        """``[DONE]`` has come, or the event that is the last."""
         self.error: StreamError | None = None
         self.usage: Usage | None = None
         self.first_token: int | None = None
@@ -81,8 +93,8 @@ class SseReader:
 
     @property
     def pending(self) -> int:
-        """Bytes of a frame that has not ended."""
-        return len(self._pending)
+        """Bytes of a frame that has not ended, and of those that are held."""
+        return len(self._pending) + self._held_bytes
 
     @property
     def gap_mean(self) -> int | None:
@@ -100,14 +112,22 @@ class SseReader:
         *frames, self._pending = data.split(b"\n\n")
         shown = b"".join([self._frame(frame) for frame in frames])
         self._count(now)
-        return shown
+        if self._opening:
+            self._held.append(shown)
+            self._held_bytes += len(shown)
+            return b""
+        return self._with_held(shown) if self._held else shown
 
     def finish(self, now: int) -> bytes:
         """The stream has ended: a last frame may lack its empty line."""
         last, self._pending = self._pending, b""
         shown = self._frame(last) if last.strip(b"\n") else b""
         self._count(now)
-        return shown
+        return self._with_held(shown)
+
+    def _with_held(self, shown: bytes) -> bytes:
+        held, self._held, self._held_bytes = self._held, [], 0
+        return b"".join([*held, shown])
 
     def _line_feeds(self, data: bytes) -> bytes:
         if self._after_cr and data.startswith(b"\n"):
@@ -128,9 +148,12 @@ class SseReader:
         data = [line[5:].removeprefix(b" ") for line in lines if line.startswith(b"data:")]
         if not data:
             return frame + b"\n\n"
-        shown = self._payload(b"\n".join(data))
+        payload = data[0] if len(data) == 1 else b"\n".join(data)
+        shown = self._payload(payload)
         if shown is None:
             return b""
+        if shown is data[0]:  # as it came, which is how most events go on
+            return frame + b"\n\n"
         others = [line for line in lines if line and not line.startswith(b"data:")]
         return b"\n".join([*others, *(b"data: " + line for line in shown.split(b"\n"))]) + b"\n\n"
 
@@ -146,13 +169,32 @@ class SseReader:
             self._fresh += 1
             if self.first_answer is None and chunk.has_answer:
                 self._answers = True
+        if chunk.type is not None and chunk.choices is None:
+            return self._event(payload, chunk)
         if chunk.error is not ABSENT and bytes(chunk.error) != b"null":
-            message, code = answers.error_text(payload)
-            self.error = StreamError(self._renamer.text(message), code)
-            return self._renamer.message(payload)
+            return self._failure(payload, payload)
         if chunk.usage is ABSENT:
             return self._renamer.document(payload)
         return self._with_usage(payload, chunk)
+
+    def _event(self, payload: bytes, chunk: answers.Chunk) -> bytes:
+        """A frame that says its ``type``. Its usage is never hidden: clients of these forms expect it."""
+        failure = chunk.failure
+        if failure is not None:
+            self._opening = False
+            return self._failure(payload, failure or payload)
+        counts = chunk.counts
+        if counts is not None:
+            self.usage = counts.after(self.usage)
+        if chunk.type in _LAST:
+            self.done = True
+        self._opening = self.last_token is None and not self._fresh and not self.done
+        return self._renamer.document(payload)
+
+    def _failure(self, payload: bytes, said: bytes | msgspec.Raw) -> bytes:
+        message, code = answers.error_text(said)
+        self.error = StreamError(self._renamer.text(message), code)
+        return self._renamer.message(payload)
 
     def _with_usage(self, payload: bytes, chunk: answers.Chunk) -> bytes | None:
         self.usage = answers.read_usage(chunk.usage) or self.usage

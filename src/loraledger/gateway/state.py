@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from loraledger.conductor.ports import Clock, Feed
 from loraledger.gateway.auth import Access
+from loraledger.gateway.held import HeldBodies
 from loraledger.gateway.ratio import TokenRatio
 from loraledger.gateway.settings import PlaneSettings, ReplicaAddress
 from loraledger.gateway.upstream import Pool
@@ -36,21 +37,36 @@ class PlaneState:
         """Requests that arrived and have not ended, by id: each leaves exactly once, with its one end event."""
         self.refused: Counter[str] = Counter()
         """Requests answered with an error at the edge, by code: no event speaks of them."""
+        self.bodies = HeldBodies(settings.body_bytes_total)
         self.draining = False
         self.deserted = asyncio.Event()
         """Set whenever the last client's connection closes."""
         self.date = b""
+        self._all_busy = False
         self._boot = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self.tick()
 
     def tick(self) -> None:
-        """Once a second: the Date header."""
+        """Once a second: the Date header, and connections may be idle again."""
+        self._all_busy = False
         self.date = formatdate(self.clock() / NS_PER_S, usegmt=True).encode("ascii")
 
     def request_id(self) -> str:
         """A new id: unique over restarts, safe in URLs and headers."""
         return f"{self._boot}-{next(self._numbers)}"
+
+    def make_room(self) -> bool:
+        """All connections that there may be are open: close one that is idle. Whether there was one.
+
+        Which one is left to chance, so whoever keeps most idle ones loses most. A search that found none is not repeated before
+        the next second: it has looked at all of them.
+        """
+        if self._all_busy:
+            return False
+        now = self.clock()
+        self._all_busy = not any(client.give_way(now) for client in self.clients)
+        return not self._all_busy
 
     def left(self, client: Client) -> None:
         """A client's connection is closed."""

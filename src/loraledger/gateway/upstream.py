@@ -6,7 +6,11 @@ task, no queue. Only opening one takes a task. Parser callbacks do nothing but n
 whether bytes follow the end of the message.
 
 - Such bytes mean a broken or hostile replica: the connection is dropped, they are never the next request's answer.
+- The parser is strict in most things, but takes any three digits for a status, HTTP/0.9 and 2.0 for versions, and codings before
+  ``chunked`` for none: that is checked here. A status below 100 would otherwise pass for a 1xx, with a body.
 - A 1xx answer is skipped. A change of protocol breaks the connection.
+- What is neither body nor next to some (heads, 1xx answers, extensions of chunks, trailers) is bounded: the parser neither tells of
+  all of it nor ends it by itself.
 - An answer without a length ends with its connection; ``AnswerHead.until_close`` tells the exchange that a cut looks the same.
 - ``should_keep_alive`` of httptools is right only inside its callbacks.
 - The last used idle connection is taken first, and one idle for 4 s is closed: uvicorn closes after 5 s, and a request written
@@ -32,7 +36,11 @@ from loraledger.units import NS_PER_S
 
 IDLE: Final = 4 * NS_PER_S
 HEAD_BYTES: Final = 64 * 1024
-"""Largest head of an answer."""
+"""Most bytes of an answer that come without any of its body: its head and what stands before it, extensions, trailers."""
+EXCUSES: Final = 8.0
+EXCUSES_EARNED: Final = 0.1
+"""Requests of a replica that may be written again because their connection closed, at first and by each answer: else one that
+closes each kept-alive connection at its second request is sent half of all requests twice, past the kernel's budget."""
 
 
 class AnswerHead(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +86,8 @@ class Upstream(asyncio.Protocol):
     def _reset(self) -> None:
         self._head: AnswerHead | None = None
         self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = 0
+        self._fault: str | None = None
+        self._bare = self._fields = 0
         self._parts: list[bytes] = []
         self._began = False
         self._complete = False
@@ -152,25 +161,27 @@ class Upstream(asyncio.Protocol):
             self.drop()  # nobody asked for these bytes
             return
         self._began = True
-        failure = None
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            failure = "the replica changed the protocol"
+            self._fault = "the replica changed the protocol"
         except httptools.HttpParserError as error:
-            failure = f"malformed answer: {error}"
+            self._fault = f"malformed answer: {error}"
         if self._complete:
-            self._finish(receiver, usable=failure is None)
+            self._finish(receiver, usable=self._fault is None)
             return
-        if self._head is None:
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES:
-                failure = f"the head of the answer is over {HEAD_BYTES} bytes"
-        elif self._parts:
+        if self._parts:
+            assert self._head is not None
+            self._bare = 0
             receiver.received(self._head, self._body(), ended=False)
-        if failure is not None and self.receiver is receiver:
+        else:
+            self._bare += len(data)
+            if self._bare > HEAD_BYTES:
+                self._fault = f"over {HEAD_BYTES} bytes of the answer without any of its body"
+        if self._fault is not None and self.receiver is receiver:
+            fault = self._fault
             self.drop()
-            receiver.broken(failure, began=True, stale=False)
+            receiver.broken(fault, began=True, stale=False)
 
     def _body(self) -> bytes:
         parts, self._parts = self._parts, []
@@ -197,24 +208,30 @@ class Upstream(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header, or a trailer, which nobody reads."""
+        self._fields += len(name) + len(value)
         if self._head is None:
             self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         """The head is whole, unless it is a 1xx, which announces the real one."""
         assert self._parser is not None
-        status = self._parser.get_status_code()
+        status, version = self._parser.get_status_code(), self._parser.get_http_version()
         headers, self._headers = self._headers, {}
-        if self._complete or status < 200:
-            return
-        self._keep_alive = self._parser.should_keep_alive()
         coding = headers.get(b"transfer-encoding", b"").lower()
-        framed = b"content-length" in headers or coding.endswith(b"chunked") or status in (204, 304)
-        self._head = AnswerHead(status, headers, not framed)
+        if self._complete or self._fault is not None:
+            return
+        if version not in ("1.1", "1.0") or not 100 <= status < 600 or coding not in (b"", b"chunked"):
+            self._fault = f"malformed answer: HTTP/{version} {status} {coding.decode('latin-1')}".rstrip()
+        elif self._fields > HEAD_BYTES:
+            self._fault = f"the head of the answer is over {HEAD_BYTES} bytes"
+        elif status >= 200:
+            self._keep_alive = self._parser.should_keep_alive()
+            framed = b"content-length" in headers or coding or status in (204, 304)
+            self._head = AnswerHead(status, headers, not framed)
 
     def on_body(self, data: bytes) -> None:
         """Some of the body."""
-        if not self._complete:
+        if self._head is not None and not self._complete:
             self._parts.append(data)
 
     def on_message_complete(self) -> None:
@@ -230,6 +247,7 @@ class Pool:
         self.generation = 0
         self._clock = clock
         self._connect_timeout = connect_timeout
+        self._excuses = EXCUSES
         self._idle: deque[Upstream] = deque()
         self._open: set[Upstream] = set()
         self._connecting: set[asyncio.Task[None]] = set()
@@ -252,6 +270,13 @@ class Pool:
         """The idle connection that was used last, if there is one."""
         return self._idle.pop() if self._idle else None
 
+    def excuse(self) -> bool:
+        """Whether one more request may be written again because its kept-alive connection closed without a byte."""
+        if self._excuses < 1.0:
+            return False
+        self._excuses -= 1.0
+        return True
+
     def connect(self, receiver: Receiver) -> asyncio.Task[None]:
         """Open a connection; ``receiver`` is told how that went, unless ``cancel`` comes first."""
         task = asyncio.get_running_loop().create_task(self._connect(receiver))
@@ -265,6 +290,7 @@ class Pool:
 
     def release(self, upstream: Upstream) -> None:
         """An exchange is done with it, and it can be used again."""
+        self._excuses = min(self._excuses + EXCUSES_EARNED, EXCUSES)
         if upstream.generation != self.generation:
             upstream.drop()
             return

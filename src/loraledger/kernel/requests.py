@@ -5,13 +5,20 @@ What an answer measured is learnt here: time between tokens and prefill rate of 
 
 from __future__ import annotations
 
+from typing import Final
+
 from loraledger import events as ev
 from loraledger.kernel import failures, queues, routing
 from loraledger.kernel.cost import note_arrival
 from loraledger.kernel.dispatch import first_token, release
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import RequestState, Turn
+from loraledger.kernel.state import FleetState, RequestState, Turn
+
+HOPELESS: Final = 8
+"""A prompt is refused when its estimate is over so many times what the largest KV cache holds. Estimates come from bytes, some four
+a token, and nobody writes a prompt of over 32 bytes a token (long runs of blanks come near). What lies between is sent, and
+answered by the engine, which counts."""
 
 
 def arrived(turn: Turn, policy: Policy, event: ev.RequestArrived) -> None:
@@ -27,6 +34,11 @@ def arrived(turn: Turn, policy: Policy, event: ev.RequestArrived) -> None:
     failures.earn(turn)
     if adapter is not None:
         note_arrival(adapter, turn.now)
+    most = _most_kv(state)
+    if most is not None and request.prompt > HOPELESS * most:
+        message = f"the prompt, about {request.prompt} tokens, is more than any replica can hold ({most})"
+        queues.refuse(turn, request, 413, "prompt_too_large", message)
+        return
     if not queues.room(tenant):
         queues.offer(turn, request, "tenant_concurrency")
         return
@@ -89,6 +101,16 @@ def expire(turn: Turn) -> bool:
             code = "load_deadline" if request.phase == "loading" else "replica_check_deadline"
         queues.refuse(turn, request, 503, code, "the request waited for its deadline in the gateway", SECOND)
     return bool(due)
+
+
+def _most_kv(state: FleetState) -> int | None:
+    """Tokens that the largest KV cache of the fleet holds; ``None`` unless all are known."""
+    most = 0
+    for replica in state.replicas.values():
+        if replica.kv_tokens is None:
+            return None
+        most = max(most, replica.kv_tokens)
+    return most
 
 
 def _end(turn: Turn, policy: Policy, request: RequestState) -> None:

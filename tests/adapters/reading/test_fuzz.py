@@ -9,25 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzz.strategies import cut_and_joined
 from fuzz.targets import CONFIG, CORPUS, HEADER, TARGETS
 
 KEPT = sorted(path for target in TARGETS for path in (CORPUS / target).iterdir())
-
-
-def cut_and_joined(*seeds: bytes) -> st.SearchStrategy[bytes]:
-    """Pieces of ``seeds`` and of anything, in any order."""
-    piece = st.sampled_from(seeds).flatmap(
-        lambda seed: st.tuples(st.integers(0, len(seed)), st.integers(0, len(seed))).map(
-            lambda cut: seed[cut[0] : cut[1]]
-        )
-    )
-    changed = st.sampled_from(seeds).flatmap(
-        lambda seed: st.tuples(st.integers(0, len(seed)), st.integers(0, 3), st.binary(max_size=3)).map(
-            lambda change: seed[: change[0]] + change[2] + seed[change[0] + change[1] :]
-        )
-    )
-    return changed | st.lists(piece | st.binary(max_size=4), max_size=4).map(b"".join)
-
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["(", ".*", "q_proj"]),

@@ -1,0 +1,197 @@
+"""What the faults are done to: a gateway on a disk and a clock of its own, emulated replicas, and a real vLLM if asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import httpx2
+
+from benchmarks.chaos.clock import SteppedClock
+from benchmarks.chaos.disk import Disk
+from benchmarks.processes import ROOT
+
+sys.path.insert(0, str(ROOT / "tests"))  # processes under test are those of the tests
+
+from benchmarks.chaos.traffic import PROMPTS
+from e2e.fleet import Emulator, expected_text, parse_metrics, write_adapters
+from support.gateway import GatewayProcess, replica, tenant
+from vllm.engine import Engine, ensure_model
+from vllm.test_gateway import References, ask_directly
+
+TENANTS = ("acme", "birch", "cedar")
+EMULATORS = 3
+ADAPTERS = 8
+
+
+class Replica(Protocol):
+    """What can be done to one."""
+
+    name: str
+    url: str
+
+    def start(self) -> object:
+        """Begin to run it."""
+
+    def wait(self) -> None:
+        """Wait until it answers."""
+
+    def kill9(self) -> None:
+        """End it without a word."""
+
+    def end(self) -> None:
+        """Ask it to end, and wait."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all of its processes."""
+
+
+class EmulatedReplica(Emulator):
+    """A fast one, as its own process."""
+
+    def __init__(self, name: str, folder: Path, speed: float) -> None:
+        super().__init__(folder, speed=speed)
+        self.name = name
+
+    def wait(self) -> None:
+        """It listens a moment after its start, which the gateway waits for anyway."""
+
+    def end(self) -> None:
+        """SIGTERM."""
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.kill9()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Freeze or thaw it."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+
+class RealReplica:
+    """A vLLM server."""
+
+    def __init__(self, name: str, engine: Engine) -> None:
+        self.name, self.url, self._engine = name, engine.url, engine
+
+    def start(self) -> None:
+        """25 s before it answers."""
+        self._engine.launch()
+
+    def wait(self) -> None:
+        """Until its health is good."""
+        self._engine.wait_healthy()
+
+    def kill9(self) -> None:
+        """All of its processes."""
+        self._engine.kill9()
+
+    def end(self) -> None:
+        """SIGTERM to the API server, which ends the others."""
+        self._engine.stop()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Freeze or thaw its process group."""
+        os.killpg(self._engine.process.pid, number)
+
+
+class Gateway(GatewayProcess):
+    """Started with a clock that can step."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], clock: SteppedClock) -> None:
+        super().__init__(folder, settings)
+        self._clock = clock
+
+    def start(self, replicas_up: int) -> Self:
+        """As any, under that clock."""
+        with self._clock.worn():
+            return super().start(replicas_up)
+
+    def frames_dropped(self) -> float:
+        """Frames that the running process could not journal."""
+        page = parse_metrics(httpx2.get(f"{self.control}/metrics", timeout=5.0).text)
+        return page["loraledger_journal_dropped_frames_total"][0][1]
+
+
+@dataclass
+class Stand:
+    """Everything together. ``references``: what the real server answers to who asks it directly."""
+
+    gateway: Gateway
+    replicas: list[Replica]
+    adapters: dict[str, Path]
+    real: frozenset[str]
+    references: References
+    clock: SteppedClock
+    disk: Disk
+
+    @property
+    def models(self) -> list[str]:
+        """What is called."""
+        return [*self.adapters, "base"]
+
+    def words(self, where: str, model: str, prompt: str, tokens: int) -> str | None:
+        """What ``model`` says there, as far as that is certain; None where it is not.
+
+        On CPU a base request that shares a step with adapters is answered with one's weights (vLLM pull requests 48421, 49656).
+        """
+        if where in self.real:
+            return None if model == "base" else self.references[model, prompt].certain
+        return expected_text(self.adapters, model, prompt, tokens)
+
+
+@contextmanager
+def stand(folder: Path, *, real: bool, speed: float) -> Iterator[Stand]:
+    """A running one. ``speed``: of the emulators."""
+    with ExitStack() as stack:
+        clock = SteppedClock(folder)
+        disk = Disk(folder / "disk.img", folder / "record")
+        stack.callback(disk.close)
+        replicas: list[Replica] = []
+        references: References = {}
+        if real:
+            model = ensure_model()
+            adapters = dict(list(model.adapters.items())[:ADAPTERS])
+            engine = stack.enter_context(Engine(model.base, folder / "vllm.log"))
+            references = _references(engine, adapters)
+            replicas.append(RealReplica("vllm", engine))
+        else:
+            adapters = write_adapters(folder / "adapters", [f"a{number}" for number in range(ADAPTERS)])
+        emulated = [EmulatedReplica(f"emulator-{number}", folder, speed) for number in range(EMULATORS)]
+        replicas += [stack.enter_context(one) for one in emulated]
+        gateway = Gateway(folder, _settings(folder, replicas, adapters), clock)
+        stack.enter_context(gateway).start(len(replicas))
+        known = frozenset(replica.name for replica in replicas if isinstance(replica, RealReplica))
+        yield Stand(gateway, replicas, adapters, known, references, clock, disk)
+
+
+def _settings(folder: Path, replicas: list[Replica], adapters: dict[str, Path]) -> dict[str, Any]:
+    return {
+        "base": {"names": ["base"]},
+        "replicas": [replica(one.name, one.url) for one in replicas],
+        "adapters": {"list": [{"name": name, "path": str(path)} for name, path in adapters.items()]},
+        "tenants": [tenant(name, ["*"]) for name in TENANTS],
+        "limits": {"scrape_interval": "500ms", "upstream_first_byte_timeout": "30s"},
+        "record": {"dir": str(folder / "record"), "segment_bytes": "1MiB", "fsync_interval": "200ms"},
+    }
+
+
+def _references(engine: Engine, adapters: dict[str, Path]) -> References:
+    found: References = {}
+    with httpx2.Client(base_url=engine.url, timeout=60.0, trust_env=False) as client:
+        for name, path in adapters.items():
+            client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": str(path)}).raise_for_status()
+            for prompt in PROMPTS:
+                found[name, prompt] = ask_directly(client, name, prompt)
+            client.post("/v1/unload_lora_adapter", json={"lora_name": name}).raise_for_status()
+    return found

@@ -1,0 +1,219 @@
+"""Memory and open files of a gateway process over a million requests and ten thousand clients that leave.
+
+Run: python -m benchmarks.flat_memory [--requests 1000000] [--leavers 10000] [--quick]
+
+Two emulated replicas, 32 connections, four tenths of the requests for adapters of which not all fit, one in ten streamed. Every
+twentieth of the way the memory is read; the first tenth is warm-up, and from then on RSS must stay within 5 %. Then clients ask for
+long streams, 100 at a time, and leave in the middle: files must be as many as before, and RSS within the same 5 %.
+
+Journal segments are 4 MiB here instead of 64: the pages of the segment in hand count as RSS of the process, although they are page
+cache, and up to 64 MiB that come and go would hide what is looked for. What the control plane keeps (1,000 rows of each table) and
+the allocator's own reserve are reached within the warm-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
+
+from benchmarks.processes import ROOT, cpu_s, free_port, memory_mib, start
+
+sys.path.insert(0, str(ROOT / "tests"))  # the gateway's process is that of the tests
+
+from e2e.fleet import write_adapters
+from support.gateway import GatewayProcess, replica, tenant
+
+ADAPTERS, SLOTS = 8, 4
+CONNECTIONS, LEAVERS_AT_ONCE = 32, 100
+READINGS = 20
+WITHIN = 0.05
+LONG = 4000
+IDLE_S = 6.0
+"""Idle connections to replicas are closed after 4 s, by a sweep each second."""
+
+
+def request(model: str, *, stream: bool, tokens: int) -> bytes:
+    """The bytes of one."""
+    prompt = "Tell me more about adapters, slots and hosts, please."
+    body = json.dumps({"model": model, "prompt": prompt, "max_tokens": tokens, "stream": stream}).encode()
+    return (
+        f"POST /v1/completions HTTP/1.1\r\nHost: b\r\nAuthorization: Bearer key-acme\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+class Caller(asyncio.Protocol):
+    """One connection: asks again whenever an answer is whole, as long as ``turn`` gives it something to ask."""
+
+    def __init__(self, turn: Callable[[], bytes | None], done: asyncio.Future[None]) -> None:
+        self._turn, self._done, self._got = turn, done, b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._next()
+
+    def data_received(self, data: bytes) -> None:
+        self._got += data
+        if not self._got.startswith(b"HTTP/1.1 200"[: len(self._got)]):
+            self._done.set_exception(RuntimeError(self._got.decode()))
+            self._transport.abort()
+            return
+        head, found, body = self._got.partition(b"\r\n\r\n")
+        length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        if found and (len(body) >= int(length) if length else body.endswith(b"0\r\n\r\n")):
+            self._next()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._done.done():
+            self._done.set_exception(RuntimeError("the connection was closed"))
+
+    def _next(self) -> None:
+        self._got = b""
+        sent = self._turn()
+        if sent is not None:
+            self._transport.write(sent)
+        elif not self._done.done():
+            self._done.set_result(None)
+            self._transport.close()
+
+
+class Leaver(asyncio.Protocol):
+    """One client that asks for a long stream and resets the connection once some of it has come."""
+
+    def __init__(self, sent: bytes, gone: asyncio.Future[None]) -> None:
+        self._sent, self._gone, self._reads = sent, gone, 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(self._sent)
+
+    def data_received(self, data: bytes) -> None:
+        self._reads += 1
+        if self._reads == 2:
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._reads < 2:
+            self._gone.set_exception(RuntimeError("the stream did not get under way"))
+        else:
+            self._gone.set_result(None)
+
+
+async def ask(port: int, count: int) -> None:
+    """``count`` requests, one after the other on each of the connections."""
+    models = ["base"] * 12 + [f"a{number}" for number in range(ADAPTERS)]
+    requests = [request(model, stream=number % 10 == 0, tokens=1) for number, model in enumerate(models)]
+    left = count
+
+    def turn() -> bytes | None:
+        nonlocal left
+        left -= 1
+        return requests[left % len(requests)] if left >= 0 else None
+
+    loop = asyncio.get_running_loop()
+    ends = [loop.create_future() for _ in range(CONNECTIONS)]
+    for end in ends:
+        await loop.create_connection(lambda end=end: Caller(turn, end), "127.0.0.1", port)  # type: ignore[misc]
+    await asyncio.gather(*ends)
+
+
+async def leave(port: int, count: int) -> None:
+    """``count`` clients that leave in the middle of a stream."""
+    loop = asyncio.get_running_loop()
+    sent = request("base", stream=True, tokens=LONG)
+    for _ in range(count // LEAVERS_AT_ONCE):
+        ends = [loop.create_future() for _ in range(LEAVERS_AT_ONCE)]
+        for end in ends:
+            await loop.create_connection(lambda end=end: Leaver(sent, end), "127.0.0.1", port)  # type: ignore[misc]
+        await asyncio.gather(*ends)
+
+
+class Readings:
+    """What is read of the process, line by line."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        assert gateway.process is not None
+        self._gateway, self._pid = gateway, gateway.process.pid
+        self._began = time.monotonic()
+        self.rss: list[float] = []
+        self.files: list[int] = []
+        print(f"{'':<28} {'RSS MiB':>8} {'anonymous':>10} {'files':>6} {'CPU s':>7} {'wall s':>7}")
+
+    def take(self, what: str) -> None:
+        """Read when nothing is open, and no connection to a replica is kept."""
+        self._gateway.wait(lambda: not self._gateway.summary()["open_requests"], "every request to end")
+        time.sleep(IDLE_S)
+        memory, files = memory_mib(self._pid), len(list(Path(f"/proc/{self._pid}/fd").iterdir()))
+        self.rss.append(memory["Rss"])
+        self.files.append(files)
+        used, wall = cpu_s(self._pid), time.monotonic() - self._began
+        print(
+            f"{what:<28} {memory['Rss']:8.1f} {memory['Pss_Anon']:10.1f} {files:6} {used:7.1f} {wall:7.1f}", flush=True
+        )
+
+    def spread(self, since: int) -> float:
+        """Largest distance of RSS from its median, as a share of that, over the readings from ``since`` on."""
+        middle = statistics.median(self.rss[since:])
+        return max(abs(rss - middle) / middle for rss in self.rss[since:])
+
+
+def settings_of(folder: Path, ports: list[int]) -> dict[str, Any]:
+    """A fleet of two emulators; one tenant may have everything open at once."""
+    paths = write_adapters(folder / "adapters", [f"a{number}" for number in range(ADAPTERS)])
+    sizes = {"slots": SLOTS, "host_entries": 2 * SLOTS}
+    return {
+        "base": {"names": ["base"]},
+        "replicas": [replica(f"r{n}", f"http://127.0.0.1:{port}", **sizes) for n, port in enumerate(ports, 1)],
+        "adapters": {"list": [{"name": name, "path": str(path)} for name, path in paths.items()]},
+        "tenants": [tenant("acme", ["*"], limits={"concurrency": 4096, "queue": 4096})],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--leavers", type=int, default=10_000)
+    parser.add_argument("--quick", action="store_true", help="a fiftieth of both")
+    given = parser.parse_args()
+    share = 50 if given.quick else 1
+    count, leavers = given.requests // share, given.leavers // share
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        folder, ports = Path(name), [free_port(), free_port()]
+        for port in ports:
+            flags = f"--port {port} --slots {SLOTS} --max-seqs 512 --speed 200 --kv-blocks 200000"
+            start(stack, folder, "loraledger.engines.emulator", *flags.split())
+        gateway = stack.enter_context(GatewayProcess(folder, settings_of(folder, ports))).start(2)
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        readings = Readings(gateway)
+        readings.take("just started")
+        for number in range(1, READINGS + 1):
+            runner.run(ask(gateway.port, count // READINGS))
+            readings.take(f"{number * count // READINGS:,} requests")
+        warm, files = readings.spread(3), readings.files[-1]
+        for number in range(1, 5):
+            runner.run(leave(gateway.port, leavers // 4))
+            readings.take(f"{number * leavers // 4:,} clients that left")
+    left = readings.spread(READINGS)
+    print(f"RSS after the first tenth: within {warm:.1%} of its median; {_told(warm <= WITHIN)}")
+    print(f"RSS over those who left: within {left:.1%}; {_told(left <= WITHIN)}")
+    gained = readings.files[-1] - files
+    print(f"open files gained: {gained}; {_told(gained <= 0)}")
+
+
+def _told(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+if __name__ == "__main__":
+    main()
