@@ -63,14 +63,14 @@ def _check_frames(stream: bytes, shown: bytes, hide_usage: bool) -> None:
     got = iter(frames(shown))
     for others, payload in frames(stream):
         fields = None if payload is None else _object(payload)
-        if fields is not None and hide_usage and _is_usage(fields):
+        if payload is not None and hide_usage and _is_usage(payload):
             continue
         found = next(got, None)
         assert found is not None, f"lost: {others} {payload!r}"
         assert found[0] == others
         if payload is None or fields is None or read_chunk(payload) is None:
             assert (found[1] is None) == (payload is None)
-        elif "error" not in fields and fields.get("type") != "error" and not _fails(fields):
+        elif not _fails(fields) and not _is_both(fields):
             assert json.dumps(json.loads(found[1] or b"")) == json.dumps(_shown(payload, fields, hide_usage)), (
                 payload,
                 found[1],
@@ -95,17 +95,24 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _is_usage(fields: dict[str, Any]) -> bool:
-    return (
-        fields.get("choices") == []
-        and fields.get("usage") is not None
-        and read_chunk(json.dumps(fields).encode()) is not None
-    )
+def _is_usage(payload: bytes) -> bool:
+    try:
+        fields = json.loads(payload)
+    except (ValueError, RecursionError):
+        return False
+    if not isinstance(fields, dict) or fields.get("error") is not None or read_chunk(payload) is None:
+        return False
+    return fields.get("choices") == [] and fields.get("usage") is not None
 
 
 def _fails(fields: dict[str, Any]) -> bool:
     inner = fields.get("response")
-    return isinstance(inner, dict) and "error" in inner
+    return "error" in fields or fields.get("type") == "error" or (isinstance(inner, dict) and "error" in inner)
+
+
+def _is_both(fields: dict[str, Any]) -> bool:
+    """An answer, and an event that holds one: no engine sends that, and only the outer model need be changed."""
+    return "model" in fields and any(isinstance(fields.get(name), dict) for name in ("response", "message"))
 
 
 def _shown(payload: bytes, fields: dict[str, Any], hide_usage: bool) -> dict[str, Any]:

@@ -62,6 +62,19 @@ def test_the_name_of_an_answer_inside_an_event_is_changed_too(before: bytes, aft
     assert RENAMER.document(before) == after
 
 
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'[{"model":"alpaca@3fa9c1d20b7e"}]',
+        b'{"response":{"\xe0":1,"model":1}}',
+        b'{"message":{"model":1}x}',
+        b'{"model":1',
+    ],
+)
+def test_what_is_no_object_or_cannot_be_read_is_passed_as_it_is(payload: bytes) -> None:
+    assert RENAMER.document(payload) == payload
+
+
 def test_a_document_without_the_word_is_passed_as_it_is() -> None:
     payload = b'{"delta": "a \\"model\\": alpaca@3fa9c1d20b7e", "type": "response.output_text.delta"}'
     assert RENAMER.document(payload) is payload

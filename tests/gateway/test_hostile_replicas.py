@@ -57,14 +57,13 @@ class Case:
     - ``refused``: no second attempt, and an error of ours;
     - ``cut``: some was shown, then an error event, and no clean end.
 
-    ``status``: of the row. ``doubted``: whether the replica was doubted and looked at.
+    ``status``: of the row.
     """
 
     does: Script
     end: str = "elsewhere"
     status: str = "ok"
     stream: bool = False
-    doubted: bool = True
     settings: PlaneSettings | None = None
     resent: bool = False
 
@@ -143,7 +142,6 @@ CASES: dict[str, Case] = {
             lambda body, _: head("HTTP/1.1 200", f"content-length: {len(json.dumps(body))}") + json.dumps(body).encode()
         ),
         end="here",
-        doubted=False,
     ),
     "a header without a colon": Case(say(head("HTTP/1.1 200 OK", "nonsense", "content-length: 2") + b"{}")),
     "a folded header": Case(say(head("HTTP/1.1 200 OK", "a: b", " c", "content-length: 2") + b"{}")),
@@ -158,11 +156,9 @@ CASES: dict[str, Case] = {
     "another protocol is switched to": Case(
         say(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n")
     ),
-    "a head that stalls": Case(
-        say(b"HTTP/1.1 200 OK\r\ncontent-"), "refused", "upstream_timeout", doubted=False, settings=STALL
-    ),
+    "a head that stalls": Case(say(b"HTTP/1.1 200 OK\r\ncontent-"), "refused", "upstream_timeout", settings=STALL),
     "a head that drips": Case(
-        endlessly(b"HTTP/1.1 200 OK\r\na: ", b"b", 0.05), "refused", "upstream_timeout", doubted=False, settings=STALL
+        endlessly(b"HTTP/1.1 200 OK\r\na: ", b"b", 0.05), "refused", "upstream_timeout", settings=STALL
     ),
     # --- framing ------------------------------------------------------------------------------------------------------
     "two lengths": Case(say(head("HTTP/1.1 200 OK", "content-length: 2", "content-length: 2") + b"{}", then="keep")),
@@ -182,7 +178,6 @@ CASES: dict[str, Case] = {
         say(head("HTTP/1.1 200 OK", "content-length: 50") + b'{"id":'),
         "refused",
         "upstream_timeout",
-        doubted=False,
         settings=STALL,
     ),
     "a length that is too short": Case(
@@ -195,7 +190,7 @@ CASES: dict[str, Case] = {
     "a trailer without end": Case(endlessly(CHUNKED + chunk(b"{}") + b"0\r\n", b"a: b\r\n" * 500)),
     "a trailer line without end": Case(endlessly(CHUNKED + chunk(b"{}") + b"0\r\na: ", b"b" * 4096)),
     "two answers at once": Case(
-        plainly(lambda body, _: json_answer(body) + json_answer({"id": "smuggled"})), end="here", doubted=False
+        plainly(lambda body, _: json_answer(body) + json_answer({"id": "smuggled"})), end="here"
     ),
     "204 with a body": Case(say(head("HTTP/1.1 204 X", "content-length: 2") + b"{}", then="keep")),
     "204 without one": Case(say(b"HTTP/1.1 204 No Content\r\n\r\n", then="keep")),
@@ -220,20 +215,19 @@ CASES: dict[str, Case] = {
         endlessly(head("HTTP/1.1 200 OK", "content-length: 5000"), b" ", 0.05),
         "refused",
         "upstream_timeout",
-        doubted=False,
         settings=STALL,
     ),
     "an answer over the limit": Case(say(json_answer({"x": "y" * 70_000}), then="keep"), settings=SMALL),
     # --- the connection -----------------------------------------------------------------------------------------------
-    "no answer": Case(say(), "refused", "upstream_timeout", doubted=False, settings=STALL),
+    "no answer": Case(say(), "refused", "upstream_timeout", settings=STALL),
     "the end before the head": Case(say(then="close")),
     "a reset before the head": Case(say(then="reset")),
     "a reset inside the head": Case(say(b"HTTP/1.1 200 OK\r\n", then="reset")),
-    "a used connection that closes just then": Case(closes_a_used_connection, end="here", doubted=False, resent=True),
+    "a used connection that closes just then": Case(closes_a_used_connection, end="here", resent=True),
     # --- a stream, before its first frame -----------------------------------------------------------------------------
     "a stream without a frame": Case(say(STREAM_HEAD + b"0\r\n\r\n", then="keep"), stream=True),
     "a stream that stalls before its first frame": Case(
-        say(STREAM_HEAD), "refused", "upstream_timeout", stream=True, doubted=False, settings=STALL
+        say(STREAM_HEAD), "refused", "upstream_timeout", stream=True, settings=STALL
     ),
     "a first frame that says the engine died": Case(
         say(STREAM_HEAD + chunk(DIED + DONE) + b"0\r\n\r\n", then="keep"), stream=True
@@ -250,17 +244,15 @@ CASES: dict[str, Case] = {
         "here",
         "engine_error",
         stream=True,
-        doubted=False,
     ),
     "a stream that stalls": Case(
-        say(STREAM_HEAD + chunk(TOKEN)), "cut", "upstream_timeout", stream=True, doubted=False, settings=STALL
+        say(STREAM_HEAD + chunk(TOKEN)), "cut", "upstream_timeout", stream=True, settings=STALL
     ),
     "a frame that drips": Case(
         endlessly(STREAM_HEAD + chunk(TOKEN) + chunk(b"data: "), chunk(b"x"), 0.05),
         "cut",
         "upstream_timeout",
         stream=True,
-        doubted=False,
         settings=STALL,
     ),
     "a frame without end": Case(
@@ -268,52 +260,41 @@ CASES: dict[str, Case] = {
         "cut",
         "upstream_failed",
         stream=True,
-        doubted=False,
         settings=SMALL,
     ),
-    "a reset mid-stream": Case(
-        say(STREAM_HEAD + chunk(TOKEN), then="reset"), "cut", "upstream_reset", stream=True, doubted=False
-    ),
+    "a reset mid-stream": Case(say(STREAM_HEAD + chunk(TOKEN), then="reset"), "cut", "upstream_reset", stream=True),
     "the end after half a frame": Case(
         say(STREAM_HEAD + chunk(TOKEN), chunk(TOKEN[:30]), then="close"),
         "cut",
         "upstream_reset",
         stream=True,
-        doubted=False,
     ),
     "the end after half a frame, framed as whole": Case(
         say(STREAM_HEAD + chunk(TOKEN), chunk(TOKEN[:30]) + b"0\r\n\r\n", then="keep"),
         "cut",
         "upstream_reset",
         stream=True,
-        doubted=False,
     ),
     "the end after half a frame, without framing": Case(
-        say(OPEN + TOKEN, TOKEN[:30], then="close"), "cut", "upstream_reset", stream=True, doubted=False
+        say(OPEN + TOKEN, TOKEN[:30], then="close"), "cut", "upstream_reset", stream=True
     ),
-    "bad framing mid-stream": Case(
-        say(STREAM_HEAD + chunk(TOKEN), b"zz\r\n"), "cut", "upstream_reset", stream=True, doubted=False
-    ),
+    "bad framing mid-stream": Case(say(STREAM_HEAD + chunk(TOKEN), b"zz\r\n"), "cut", "upstream_reset", stream=True),
     "the last event is missing": Case(
         say(STREAM_HEAD + chunk(TOKEN), chunk(TOKEN) + b"0\r\n\r\n", then="keep"),
         "cut",
         "upstream_reset",
         stream=True,
-        doubted=False,
     ),
     "the end is missing after the last event": Case(
-        say(STREAM_HEAD + chunk(TOKEN + DONE)), "here", stream=True, doubted=False, settings=STALL
+        say(STREAM_HEAD + chunk(TOKEN + DONE)), "here", stream=True, settings=STALL
     ),
     "no end of what follows the last event": Case(
         endlessly(STREAM_HEAD + chunk(TOKEN + DONE), chunk(b": more\n\n"), 0.05),
         "here",
         stream=True,
-        doubted=False,
         settings=STALL,
     ),
-    "bad framing after the last event": Case(
-        say(STREAM_HEAD + chunk(TOKEN + DONE), b"zz\r\n"), "here", stream=True, doubted=False
-    ),
+    "bad framing after the last event": Case(say(STREAM_HEAD + chunk(TOKEN + DONE), b"zz\r\n"), "here", stream=True),
 }
 
 
@@ -380,8 +361,7 @@ async def test_a_replica_that_misbehaves_harms_nobody_else(
     assert outcome.reached == (2 if case.resent else 1)
     assert (row["status"], row["retries"]) == (case.status, len(outcome.sent) - 1)
     assert row["replica"] == outcome.sent[-1]
-    assert ("r1" in fleet.doubted) is case.doubted
-    assert "r2" not in fleet.doubted
+    assert fleet.doubted == ({"r1"} if case.end == "elsewhere" else set())
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
     if case.end == "refused":
         assert (answer.status, answer.json()["error"]["code"]) == (504, case.status)

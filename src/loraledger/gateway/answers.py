@@ -298,7 +298,7 @@ class Renamer:
         at = payload.find(self._engine)
         if at < 0 and b'"model"' not in payload:
             return payload
-        if at < 0 or payload.count(b"{", 0, at) != 1:
+        if at < 0 or not payload.startswith(b"{") or payload.count(b"{", 0, at) != 1:
             return self._slowly(payload, drop_usage=False)
         end = at + len(self._engine)
         self._beginning, self._shown = payload[:end], b'%b"model":%b' % (payload[:at], self._public)
@@ -311,18 +311,25 @@ class Renamer:
             return payload
         if drop_usage:
             fields.pop("usage", None)
-        self._rename(fields)
-        for name in _INNER:
-            inner = bytes(fields.get(name, ABSENT))
-            if inner.startswith(b"{"):
-                answer = _FIELDS.decode(inner)
-                self._rename(answer)
-                fields[name] = msgspec.Raw(_ENCODER.encode(answer))
-        return _ENCODER.encode(fields)
-
-    def _rename(self, fields: _Fields) -> None:
         if "model" in fields:
             fields["model"] = msgspec.Raw(self._public)
+        for name in _INNER:
+            if name in fields:
+                fields[name] = self._inside(fields[name])
+        return _ENCODER.encode(fields)
+
+    def _inside(self, raw: msgspec.Raw) -> msgspec.Raw:
+        try:
+            answer = _FIELDS.decode(raw)
+        except (
+            msgspec.DecodeError,
+            RecursionError,
+        ):  # no object, or one that the decoder around it copied without a look
+            return raw
+        if "model" not in answer:
+            return raw
+        answer["model"] = msgspec.Raw(self._public)
+        return msgspec.Raw(_ENCODER.encode(answer))
 
     def text(self, words: str) -> str:
         """Any text with the engine's name replaced wherever it stands as a word of its own, for messages."""

@@ -1,7 +1,7 @@
 """How many bytes of request bodies are held, and by whom: one bound for all clients together.
 
 Theory of operation. A body is held from the first of its bytes (a stated length: from the head on, before any of it is asked for)
-until its answer begins, when nothing can need it again. Each connection is bounded already, but 10,000 of them times the largest
+until nothing can need it again. Each connection is bounded already, but 10,000 of them times the largest
 body is more than any machine has. A tenant may hold as much as is left: alone half of the bound, two of them a third each, and so
 on. So whoever comes new finds room, however many connections a flood has. (Choudhury and Hahne, "Dynamic queue length thresholds
 for shared-memory packet switches", 1998, with alpha 1.)

@@ -118,7 +118,7 @@ def peek(body: bytes, form: Form) -> Peek:
         stream=stream,
         asked_usage=not form.stream_options or (stream and _ask_usage(fields)),
         max_tokens=_max_tokens(fields, form),
-        prompt_bytes=sum(_text_bytes(fields[name]) for name in form.prompt if name in fields),
+        prompt_bytes=sum([_text_bytes(fields[name]) for name in form.prompt if name in fields]),
     )
 
 
@@ -193,7 +193,11 @@ def _ask_usage(fields: _Fields) -> bool:
 def _max_tokens(fields: _Fields, form: Form) -> int | None:
     if not form.limits:
         return 0
-    limit = next((limit for name in form.limits if (limit := _integer(fields, name)) is not None), None)
+    limit = None
+    for name in form.limits:
+        limit = _integer(fields, name)
+        if limit is not None:
+            break
     if limit is None or limit < 0:
         return None
     answers = _integer(fields, "n") if form.choices else None
