@@ -61,6 +61,31 @@ def test_generate_writes_a_trace_and_says_how_skewed_it_came_out(cli: Cli, tmp_p
     assert said(done, "digest") == trace.digest
 
 
+def test_the_source_of_a_trace_is_the_whole_command_that_made_it(cli: Cli) -> None:
+    words = ("trace", "generate", "uniform", "--requests", "5", "--ranks", "8,16", "--bytes-per-rank", "2MiB")
+    found = document(cli(*words, "-o", "u.jsonl", "--json"))
+    assert found["source"] == f"loraledger {' '.join(words[:3])} --seed 42 {' '.join(words[3:])}"
+    again = document(cli(*found["source"].split()[1:], "-o", "v.jsonl", "--json"))
+    assert again["digest"] == found["digest"]
+
+
+def test_the_help_of_generate_says_what_it_does_unasked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    told = " ".join(cli("trace", "generate", "--help").out.replace("│", " ").split())
+    found = document(cli("trace", "generate", "uniform", "-o", "u.jsonl", "--json"))
+    assert found["adapters_named"] == 100
+    assert "How many adapters there are. Default: 100; slora 200." in told
+    assert found["rate"] == pytest.approx(10, rel=0.1)
+    assert "Requests/s. Default: 10; slora 2." in told
+    assert found["duration_ns"] == pytest.approx(600 * 10**9, rel=0.01)
+    assert "Default: 10m unless --requests; slora 300s." in told
+    assert (found["prompt"]["max"], found["output"]["max"]) == (511, 511)
+    assert told.count("Default: 8-511; ") == 2
+    slora = document(cli("trace", "generate", "slora", "-o", "s.jsonl", "--json"))
+    assert (slora["adapters_named"], slora["requests"]) == (200, 2 * 300)
+    assert "Default: no limit; punica 1024." in told
+
+
 def test_describe_says_the_same_as_generate_and_gives_it_as_data(cli: Cli) -> None:
     made = cli(
         "trace", "generate", "uniform", "--out", "u.jsonl", "--requests", "500", "--base-share", "0.5", "--seed", "3"

@@ -158,6 +158,13 @@ def test_a_bad_row_is_dropped_and_counted_if_that_is_allowed(tmp_path: Path, rea
         assert trace.dropped == {reason.split(":")[0]: 2}
 
 
+def test_a_request_may_be_as_large_as_the_limit_and_no_larger(tmp_path: Path) -> None:
+    write(tmp_path / "a", REQUESTS[3:])
+    assert list(Trace(tmp_path / "a", max_tokens=4500)) == REQUESTS[3:]
+    with pytest.raises(InputFileError, match="request too large: 4,500 tokens, limit 4,499"):
+        list(Trace(tmp_path / "a", max_tokens=4499))
+
+
 def test_blocks_need_their_size_in_the_header(tmp_path: Path) -> None:
     with pytest.raises(InputFileError, match="row 1: bad blocks: the header has no block_tokens"):
         write(tmp_path / "a", header=msgspec.structs.replace(HEADER, block_tokens=None))

@@ -1,12 +1,16 @@
 """``loraledger replay``: a recorded or generated trace through the live kernel, in front of twins of the fleet.
 
 The settings of the gateway say what the fleet is, a profile says how long its steps take, ``--policy`` and ``--set`` say what is
-tried. Every combination is one run, kept as a folder that other verbs read like a live record; a table compares them.
+tried. Every combination is one run, kept as a folder that other verbs read like a live record; a table compares them. A SIGTERM
+ends it as Ctrl-C does, with nothing left half done: 143 and 130, as shells have it.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +21,9 @@ from loraledger.cli.trace.describing import MaxTokensOption, SkipOption
 from loraledger.cli.trace.options import DurationType, as_option, usage
 from loraledger.errors import ObjectiveError
 from loraledger.units import NS_PER_S, parse_bytes
+
+STOPPED = 143
+"""Exit code after SIGTERM."""
 
 _Trace = Annotated[Path, typer.Argument(help="A trace of ours, plain or .gz.", show_default=False)]
 _Fleet = Annotated[
@@ -45,7 +52,8 @@ _KeepKv = Annotated[bool, typer.Option("--keep-kv", help="More slots take nothin
 _Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time. Default: one a core.")]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the runs. Default: ./replay-DIGEST.")]
 _Against = Annotated[
-    Path | None, typer.Option("--against", metavar="RUN", help="Compare each run with this one, request by request.")
+    Path | None,
+    typer.Option("--against", metavar="RUN", help="Folder of one run: each is compared with it, request by request."),
 ]
 _Probe = Annotated[
     bool | None,
@@ -120,7 +128,7 @@ def replay(
     """Try configurations on a trace: the live kernel on a virtual clock, in front of twins of the replicas.
 
     Exit code 2: a key or value of --set cannot be; 3: trace, settings or profile are bad, or a combination cannot exist;
-    5: with --require, a guardrail failed or a run was saturated.
+    5: with --require, a guardrail failed or a run was saturated; 143: ended by SIGTERM.
     """
     from loraledger.cli.replay.setup import Asked, observed, play, prepare
     from loraledger.cli.replay.show import Compared, guards, show
@@ -144,12 +152,33 @@ def replay(
     with usage():
         observation = observed(loaded, probe, scrape_interval, scrape_delay)
         guardrails = guards(max_preemptions, max_long_ratio, max_long_ttft)
-    prepared = prepare(loaded, trace, changes, observation, asked)
-    for text in prepared.warnings:
-        print(f"warning: {text}", file=sys.stderr)
-    directories = play(prepared, out, jobs, against)
+    prepared = prepare(loaded, trace, changes, observation, asked, _warn)
     slo_s = DEFAULT_SLO_S if slo is None else slo / NS_PER_S
-    found = Compared.read(changes, directories, slo_s, guardrails, against)
+    with _stoppable():
+        directories = play(prepared, out, jobs, against)
+        found = Compared.read(changes, directories, slo_s, guardrails, against)
     show(found, prepared.warnings, as_json)
     if require and (failed := found.failed()):
         raise ObjectiveError(failed)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """The first SIGTERM ends the block as an interrupt would, and then the process; later ones wait until all is cleared up."""
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except SystemExit:
+        print("replay: stopped; runs that were complete are kept", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

@@ -27,7 +27,11 @@ SkipOption = Annotated[
 ]
 MaxTokensOption = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=2, help="Prompt and output of a request, such as max_model_len; more is bad."),
+    typer.Option(
+        "--max-tokens",
+        min=2,
+        help="Prompt and output of a request, such as max_model_len; more is bad. Default: 10,000,000.",
+    ),
 ]
 
 
@@ -127,7 +131,7 @@ def _lines(trace: Trace, found: Description) -> list[tuple[str, str]]:
 
 def _requests(found: Description) -> str:
     text = f"{found.requests:,} in {format_duration(found.duration_ns)}"
-    if found.rate:
+    if found.rate is not None:
         text += f", {found.rate:.4g}/s"
         text += f", busiest minute {found.peak_minute_rate:.4g}/s" if found.duration_ns >= _MINUTE_NS else ""
         text += f", longest gap {format_duration(found.longest_gap_ns)}"

@@ -16,7 +16,6 @@ from loraledger.cli.options import JsonOption
 from loraledger.cli.trace.describing import MaxTokensOption, SkipOption, dropped_text, show
 from loraledger.cli.trace.options import (
     ActiveOption,
-    AdaptersOption,
     BaseOption,
     BytesOption,
     ChurnOption,
@@ -77,10 +76,14 @@ NAMELESS: Final = (Format.azure, Format.mooncake, Format.vidur)
 """Formats that know neither tenants nor adapters."""
 _SALT_BYTES: Final = 4096
 
+_Adapters = Annotated[
+    int | None,
+    typer.Option("--adapters", min=1, help="Lay so many adapters over it, with --popularity. Default: none."),
+]
 _Popularity = Annotated[
     str | None,
     typer.Option(
-        "--popularity", help="Lay adapters over it: uniform, zipf:S, exponential:C, power:ALPHA; with --adapters."
+        "--popularity", help="How they are asked for: uniform, identical, zipf:S, exponential:C, power:ALPHA."
     ),
 ]
 _SaltFile = Annotated[
@@ -112,7 +115,7 @@ def import_(
     out: OutOption,
     skip_bad: SkipOption = False,
     max_tokens: MaxTokensOption = None,
-    adapters: AdaptersOption = None,
+    adapters: _Adapters = None,
     popularity: _Popularity = None,
     seed: SeedOption = 42,
     tenants: TenantsOption = None,

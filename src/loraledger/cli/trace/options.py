@@ -49,7 +49,6 @@ NameOption = Annotated[
     str | None, typer.Option("--name", help="What the trace is called. Default: made from its source.")
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Same seed, same trace.")]
-AdaptersOption = Annotated[int | None, typer.Option("--adapters", min=1, help="How many adapters there are.")]
 TenantsOption = Annotated[
     int | None, typer.Option("--tenants", min=1, help="Adapters are dealt to so many tenants. Default: 1.")
 ]
@@ -61,13 +60,21 @@ ActiveOption = Annotated[
 ]
 DriftOption = Annotated[
     str | None,
-    typer.Option("--drift", metavar="PERIOD[:N]", help="Each period every adapter falls N ranks; the last come first."),
+    typer.Option(
+        "--drift",
+        metavar="PERIOD[:N]",
+        help="Each period every adapter falls N ranks (1 if left out); the last come first.",
+    ),
 ]
 ChurnOption = Annotated[
-    str | None, typer.Option("--churn", metavar="PERIOD[:N]", help="Each period N active adapters give way to others.")
+    str | None,
+    typer.Option(
+        "--churn", metavar="PERIOD[:N]", help="Each period N active adapters (1 if left out) give way to others."
+    ),
 ]
 RanksOption = Annotated[
-    str | None, typer.Option("--ranks", metavar="R,R,...", help="Ranks, dealt to the adapters in turn.")
+    str | None,
+    typer.Option("--ranks", metavar="R,R,...", help="Ranks, dealt to the adapters in turn. Default: unknown."),
 ]
 BytesOption = Annotated[
     int | None,
@@ -75,7 +82,7 @@ BytesOption = Annotated[
         "--bytes-per-rank",
         parser=as_option(parse_bytes),
         metavar="SIZE",
-        help="Bytes of an adapter per rank; needs --ranks.",
+        help="Bytes of an adapter per rank; needs --ranks. Default: unknown.",
     ),
 ]
 DurationType = as_option(parse_duration)
