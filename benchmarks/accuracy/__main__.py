@@ -76,7 +76,7 @@ def main() -> None:
     if given.json is not None:
         given.json.write_text(json.dumps([cells(line) for line in found]), encoding="utf-8")
     if given.markdown:
-        print(markdown(found, below))
+        print(markdown(found, below, "measured"))
     else:
         for line in found:
             print("  ".join(cells(line)))
