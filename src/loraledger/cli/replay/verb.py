@@ -82,7 +82,7 @@ _Clients = Annotated[
 _Slo = Annotated[
     int | None,
     typer.Option(
-        "--slo", parser=DurationType, metavar="TIME", help="Attainment: first token within this.  [default: 1s]"
+        "--slo", parser=DurationType, metavar="TIME", help="Attainment: first token within this. Default: 1s."
     ),
 ]
 _Preemptions = Annotated[
