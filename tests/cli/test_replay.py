@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from itertools import chain
 from pathlib import Path
@@ -22,6 +23,7 @@ from rich.progress import Progress as Display
 from rich.progress import TextColumn
 
 from loraledger.cli.replay.progress import Drawn
+from loraledger.cli.replay.show import Compared
 from loraledger.kernel.policies import policy_names
 from loraledger.record.duck import connect, quote, run
 from loraledger.record.parquet import write_parquet
@@ -348,6 +350,28 @@ def test_a_sigterm_leaves_nothing_half_done(ready: Cli, tmp_path: Path, jobs: st
     assert (process.returncode, out) == (143, "")
     assert err.splitlines()[-1] == "replay: stopped; runs that were complete are kept"
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["replay.json"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_a_query_ends_as_any_other(
+    ready: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """The query is a long one of DuckDB's own, since a summary of few rows is over before a signal comes."""
+
+    def endless(*_: object) -> object:
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        with connect(tmp_path / "scratch", threads=1, memory_limit="64MB") as connection:
+            run(connection, "SELECT sum(sin(a.range)) FROM range(10000000000) a")
+        raise AssertionError
+
+    monkeypatch.setattr(Compared, "read", endless)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = ready("replay", "t.jsonl", "-j1")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.code, done.out) == (code, "")
+    assert "interrupted" not in done.err
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ SeqsOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-seqs.
 TokensOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-batched-tokens. No engine shows it.")]
 BudgetOption = Annotated[
     int | None,
-    typer.Option(parser=DurationType, metavar="TIME", help="Longest time that it may measure for.  [default: 120s]"),
+    typer.Option(parser=DurationType, metavar="TIME", help="Longest time that it may measure for. Default: 120s."),
 ]
 KeyOption = Annotated[str | None, typer.Option(help="Environment variable with the engine's API key.")]
 ProbeOption = Annotated[str | None, typer.Option(help="Environment variable with the key of the probe in it.")]
@@ -70,7 +70,11 @@ def calibrate(
     probe_key_env: ProbeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure an idle engine and write its profile: prefill, decode by batch and context, loads by bytes, adapters a step."""
+    """Measure an idle engine and write its profile: prefill, decode by batch and context, loads by bytes, adapters a step.
+
+    Exit code 3: an adapter, a file or a flag cannot be used; 4: the engine does not answer, is busy, refuses an adapter or was too
+    slow for the budget; 130 and 143: ended by Ctrl-C and SIGTERM, its adapters unloaded.
+    """
     import asyncio
     import sys
 

@@ -62,3 +62,32 @@ def test_a_folder_that_cannot_be_replaced_is_an_error_in_one_line(tmp_path: Path
     refused = pytest.raises(InputFileError, match=r"run: cannot be written: No such file.*; give --out another folder$")
     with refused, whole(tmp_path / "run"):
         pass  # nothing is there to take the name
+
+
+@pytest.mark.parametrize(
+    "name", ["record/notes.txt", "record/requests/mine.csv", "record/requests/date=a/hour=1/mine.parquet"]
+)
+def test_a_file_of_yours_inside_a_record_keeps_the_run(tmp_path: Path, name: str) -> None:
+    folder = sweep_folder(tmp_path / "o", "sha256:1")
+    for run in ("run", ".run2.partial"):
+        (folder / run / name).parent.mkdir(parents=True)
+        (folder / run / name).write_text("mine")
+        (folder / run / RUN_FILE).touch()
+        (folder / run / "record" / ".replay").touch()
+    with (
+        pytest.raises(InputFileError, match=f"run/{name} is no part of a run and would be lost"),
+        whole(folder / "run"),
+    ):
+        pass
+    with held(folder):
+        pass
+    assert [(folder / run / name).read_text() for run in ("run", ".run2.partial")] == ["mine", "mine"]
+
+
+def test_a_record_that_is_a_link_keeps_the_run(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / RUN_FILE).touch()
+    (tmp_path / "run" / "record").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputFileError, match="run/record is no part of a run"), whole(tmp_path / "run"):
+        pass

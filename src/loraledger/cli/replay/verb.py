@@ -24,6 +24,8 @@ from loraledger.units import NS_PER_S, parse_bytes
 
 STOPPED = 143
 """Exit code after SIGTERM."""
+INTERRUPTED = "Query interrupted"
+"""What DuckDB makes of anything that a signal's handler raises during a query."""
 
 _Trace = Annotated[Path, typer.Argument(help="A trace of ours, plain or .gz.", show_default=False)]
 _Fleet = Annotated[
@@ -128,7 +130,7 @@ def replay(
     """Try configurations on a trace: the live kernel on a virtual clock, in front of twins of the replicas.
 
     Exit code 2: a key or value of --set cannot be; 3: trace, settings or profile are bad, or a combination cannot exist;
-    5: with --require, a guardrail failed or a run was saturated; 143: ended by SIGTERM.
+    5: with --require, a guardrail failed or a run was saturated; 130 and 143: ended by Ctrl-C and SIGTERM.
     """
     from loraledger.cli.replay.setup import Asked, observed, play, prepare
     from loraledger.cli.replay.show import Compared, guards, show
@@ -170,13 +172,22 @@ def _warn(text: str) -> None:
 def _stoppable() -> Iterator[None]:
     """The first SIGTERM ends the block as an interrupt would, and then the process; later ones wait until all is cleared up."""
 
+    stopped = False
+
     def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(STOPPED)
 
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if str(error) != INTERRUPTED:
+                raise
+            raise SystemExit(STOPPED) if stopped else KeyboardInterrupt from error
     except SystemExit:
         print("replay: stopped; runs that were complete are kept", file=sys.stderr)
         raise

@@ -22,11 +22,18 @@ from typing import Final
 import msgspec
 
 from loraledger.errors import InputFileError
+from loraledger.record.tables import TABLES
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE
+from loraledger.replay.fleet.rowsink import LABEL
+from loraledger.replay.fleet.run import MARK as RECORD_MARK
 
 MARK: Final = "replay.json"
 _MAX_NAME: Final = 120
 _PARTS: Final = frozenset({RUN_FILE, f".{RUN_FILE}.new", RECORD_FOLDER})
+_OF_RECORD: Final = re.compile(
+    rf"{re.escape(RECORD_MARK)}|\.scratch/.*|({'|'.join(TABLES)})/date=[^/]+/hour=[^/]+/{LABEL}-[0-9]+\.parquet"
+)
+"""Files of a record that a run wrote, and what it has in hand while it does."""
 
 
 class _Mark(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,8 +140,18 @@ def _check_replaceable(directory: Path) -> None:
 
 
 def _foreign(directory: Path) -> list[str]:
-    """Names in ``directory`` that no run has, sorted."""
-    return sorted(path.name for path in directory.iterdir() if path.name not in _PARTS)
+    """What is in ``directory`` that no run has, as paths relative to it, sorted."""
+    found = [path.name for path in directory.iterdir() if path.name not in _PARTS]
+    record = directory / RECORD_FOLDER
+    if record.is_symlink() or record.is_file():
+        return sorted([*found, RECORD_FOLDER])
+    files = (path for path in record.rglob("*") if path.is_symlink() or not path.is_dir())
+    found += [
+        path.relative_to(directory).as_posix()
+        for path in files
+        if not _OF_RECORD.fullmatch(path.relative_to(record).as_posix())
+    ]
+    return sorted(found)
 
 
 def _check(folder: Path, data: bytes, digest: str) -> None:
