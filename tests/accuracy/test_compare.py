@@ -201,7 +201,10 @@ def test_hit_rates_are_compared_in_points_class_by_class() -> None:
     noisy = [came({"gpu": 58.0}), came({"gpu": 60.0})]
     (line,) = hit_lines("zipf", noisy, [came({"gpu": 62.0}), came({"gpu": 64.0})])
     assert (line.error, line.tolerance, line.passed) == ("+4.00 points", "4.0 points", True)
-    assert not hit_lines("zipf", noisy, [came({"gpu": 62.2}), came({"gpu": 64.0})])[0].passed
+    (line,) = hit_lines("zipf", noisy, [came({"gpu": 62.2}), came({"gpu": 64.0})], cause="one core")
+    assert (line.passed, line.reason) == (False, "one core; two runs differ by 2.0 points")
+    (line,) = hit_lines("zipf", [came({"gpu at the decision": 9.0})] * 2, [came({"gpu at the decision": 19.0})] * 2)
+    assert line.reason.startswith("hangs on which of two events")
 
 
 def test_the_naive_predictor_answers_with_the_means_of_the_calibration() -> None:
@@ -222,7 +225,10 @@ def test_the_naive_predictor_answers_with_the_means_of_the_calibration() -> None
     assert [won.published, won.ours] == pytest.approx([50 / 3, 10 / 3])
     assert (won.error, won.passed) == ("-13.3 points", True)
     assert lost.ours == pytest.approx(55 / 3)
-    assert not lost.passed
+    assert (won.reason, lost.passed) == ("", False)
+    assert lost.reason == (
+        "throughput 150, ours 150, the mean 150; mean TTFT 200, ours 90, the mean 200; mean ITL 60, ours 60, the mean 30"
+    )
     wrong = [came(throughput=15_000.0, mean_TTFT=200.0, mean_ITL=54.0)]
     assert naive_line("zipf", probed, measured, wrong, saturated=False).passed
     assert not naive_line("zipf", probed, measured, wrong, saturated=True).passed

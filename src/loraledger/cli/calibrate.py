@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraledger.cli.options import JsonOption
-from loraledger.cli.trace.options import DurationType
+from loraledger.cli.options import STOPPED, DurationType, JsonOption
 from loraledger.errors import ConfigError, InputFileError, TargetError
 from loraledger.units import NS_PER_S
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 BUDGET_S = 120.0
 MOST_ADAPTERS = 256
-STOPPED = 143
-"""Exit code after SIGTERM."""
 
 ModelOption = Annotated[str | None, typer.Option(help="Name of the base model there. Default: the only one served.")]
 AdapterOption = Annotated[
@@ -45,7 +42,9 @@ SeqsOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-seqs.
 TokensOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-batched-tokens. No engine shows it.")]
 BudgetOption = Annotated[
     int | None,
-    typer.Option(parser=DurationType, metavar="TIME", help="Longest time that it may measure for. Default: 120s."),
+    typer.Option(
+        parser=DurationType, metavar="TIME", help=f"Longest time that it may measure for. Default: {BUDGET_S:g}s."
+    ),
 ]
 KeyOption = Annotated[str | None, typer.Option(help="Environment variable with the engine's API key.")]
 ProbeOption = Annotated[str | None, typer.Option(help="Environment variable with the key of the probe in it.")]

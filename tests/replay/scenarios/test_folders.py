@@ -91,3 +91,15 @@ def test_a_record_that_is_a_link_keeps_the_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "record").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputFileError, match="run/record is no part of a run"), whole(tmp_path / "run"):
         pass
+
+
+def test_a_run_is_put_aside_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", ".run.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / RUN_FILE).write_text(name)
+    seen: list[set[str]] = []
+    monkeypatch.setattr("shutil.rmtree", lambda *_, **__: seen.append(names(tmp_path)))
+    with whole(tmp_path / "run") as partial:
+        assert partial.is_dir()
+    assert seen[-1] == {"run", ".run.replaced.partial"}
+    assert (tmp_path / "run" / RUN_FILE).read_text() == ".run.partial"

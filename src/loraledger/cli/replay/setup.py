@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from loraledger.adapters import Catalog
+from loraledger.cli.output import watched
 from loraledger.cli.replay.progress import watching
-from loraledger.cli.trace.options import watched
 from loraledger.config import Loaded
 from loraledger.errors import InputFileError, LedgerError
 from loraledger.gateway.assemble import fleet_settings

@@ -18,8 +18,7 @@ from typing import Final, Self
 
 import msgspec
 
-from loraledger.cli.output import print_json, print_table
-from loraledger.cli.trace.options import printable
+from loraledger.cli.output import print_json, print_table, printable
 from loraledger.replay.results.guardrails import Guardrails, Verdict, judge
 from loraledger.replay.results.pairing import AdapterChange, Pairing, pair
 from loraledger.replay.results.report import Report, summarize

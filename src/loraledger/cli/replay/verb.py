@@ -16,14 +16,11 @@ from typing import Annotated
 
 import typer
 
-from loraledger.cli.options import JsonOption, load_settings
+from loraledger.cli.options import STOPPED, DurationType, JsonOption, as_option, load_settings, usage
 from loraledger.cli.trace.describing import MaxTokensOption, SkipOption
-from loraledger.cli.trace.options import DurationType, as_option, usage
 from loraledger.errors import ObjectiveError
 from loraledger.units import NS_PER_S, parse_bytes
 
-STOPPED = 143
-"""Exit code after SIGTERM."""
 INTERRUPTED = "Query interrupted"
 """What DuckDB makes of anything that a signal's handler raises during a query."""
 

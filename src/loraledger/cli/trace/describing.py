@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraledger.cli.options import JsonOption
-from loraledger.cli.output import print_json
-from loraledger.cli.trace.options import printable, watched
+from loraledger.cli.output import print_json, printable, watched
 from loraledger.units import format_duration
 
 if TYPE_CHECKING:

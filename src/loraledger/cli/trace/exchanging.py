@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from loraledger.cli.options import JsonOption
+from loraledger.cli.options import JsonOption, usage
+from loraledger.cli.output import printable, watched
 from loraledger.cli.trace.describing import MaxTokensOption, SkipOption, dropped_text, show
 from loraledger.cli.trace.options import (
     ActiveOption,
@@ -27,9 +28,6 @@ from loraledger.cli.trace.options import (
     TenantsOption,
     adapters_from,
     mix_from,
-    printable,
-    usage,
-    watched,
 )
 from loraledger.errors import InputFileError
 from loraledger.units import spell_duration

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from loraledger.cli.options import JsonOption
+from loraledger.cli.options import DurationType, JsonOption, usage
+from loraledger.cli.output import watched
 from loraledger.cli.trace.describing import show
 from loraledger.cli.trace.options import (
     ActiveOption,
@@ -22,7 +23,6 @@ from loraledger.cli.trace.options import (
     BytesOption,
     ChurnOption,
     DriftOption,
-    DurationType,
     NameOption,
     OutOption,
     RanksOption,
@@ -30,8 +30,6 @@ from loraledger.cli.trace.options import (
     TenantsOption,
     adapters_from,
     mix_from,
-    usage,
-    watched,
 )
 from loraledger.units import NS_PER_S, spell_bytes, spell_duration
 

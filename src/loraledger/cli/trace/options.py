@@ -1,48 +1,18 @@
-"""What several trace verbs share: options as they are typed, the mix that they spell, and progress on a terminal."""
+"""What several trace verbs share: options as they are typed, and the mix that they spell."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraledger.units import parse_bytes, parse_duration
+from loraledger.cli.options import as_option, usage
+from loraledger.units import parse_bytes
 
 if TYPE_CHECKING:
     from loraledger.replay.traces.trace import Adapter
     from loraledger.replay.workloads.generate import Mix
-
-T = TypeVar("T")
-
-MANY = 100_000
-"""Rows from which on a bar is shown: fewer take less than a second."""
-_STEP = 10_000
-
-
-def as_option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """``parse`` for an option: its ``ValueError`` is a usage error."""
-
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    return read
-
-
-@contextmanager
-def usage() -> Iterator[None]:
-    """A ``ValueError`` of a generator is a usage error: its parameters came from the command line."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
 
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="File to write; compressed if it ends in .gz.")]
 NameOption = Annotated[
@@ -85,7 +55,6 @@ BytesOption = Annotated[
         help="Bytes of an adapter per rank; needs --ranks. Default: unknown.",
     ),
 ]
-DurationType = as_option(parse_duration)
 
 
 def mix_from(
@@ -125,25 +94,3 @@ def adapters_from(count: int, ranks: str | None, bytes_per_rank: int | None) -> 
         raise typer.BadParameter("--bytes-per-rank needs --ranks")
     with usage():
         return named_adapters(count, [int(part) for part in ranks.split(",")] if ranks else (), bytes_per_rank)
-
-
-def watched(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """``items``, with a bar on stderr once there were many, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, visible=False)
-        for number, item in enumerate(items, 1):
-            if number % _STEP == 0 and number >= MANY:
-                bar.update(task, completed=number, visible=True)
-            yield item
-
-
-def printable(text: str) -> str:
-    """``text`` with what a terminal would obey escaped: names in a trace come from anybody."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

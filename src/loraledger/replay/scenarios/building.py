@@ -99,7 +99,7 @@ def scenario(ground: Ground, changes: Changes) -> Scenario:
         label=changes.label,
         settings=fleet,
         profiles={replica.spec.name: replica.profile for replica in replicas},
-        observation=_way_in(ground.observation, building.calibrated),
+        observation=way_in(ground.observation, building.calibrated),
         warnings=(*building.doubts(), *building.warnings()),
         speed=changes.speed.as_integer_ratio(),
         slot_bytes={replica.spec.name: replica.slot_bytes for replica in replicas if replica.slot_bytes},
@@ -297,7 +297,7 @@ def _in_flight(max_seqs: int) -> int:
     return found
 
 
-def _way_in(observation: Observation, calibrated: Calibrated) -> Observation:
+def way_in(observation: Observation, calibrated: Calibrated) -> Observation:
     """``observation`` with what lies between gateway and engine, as the profile has it."""
     return msgspec.structs.replace(
         observation,

@@ -24,14 +24,14 @@ import msgspec
 from loraledger.errors import InputFileError
 from loraledger.record.tables import TABLES
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE
-from loraledger.replay.fleet.rowsink import LABEL
+from loraledger.replay.fleet.rowsink import LABEL, SCRATCH
 from loraledger.replay.fleet.run import MARK as RECORD_MARK
 
 MARK: Final = "replay.json"
 _MAX_NAME: Final = 120
 _PARTS: Final = frozenset({RUN_FILE, f".{RUN_FILE}.new", RECORD_FOLDER})
 _OF_RECORD: Final = re.compile(
-    rf"{re.escape(RECORD_MARK)}|\.scratch/.*|({'|'.join(TABLES)})/date=[^/]+/hour=[^/]+/{LABEL}-[0-9]+\.parquet"
+    rf"{re.escape(RECORD_MARK)}|{re.escape(SCRATCH)}/.*|({'|'.join(TABLES)})/date=[^/]+/hour=[^/]+/{LABEL}-[0-9]+\.parquet"
 )
 """Files of a record that a run wrote, and what it has in hand while it does."""
 
@@ -104,8 +104,11 @@ def whole(directory: Path) -> Iterator[Path]:
     remove_partial(directory)
     yield _partial(directory)
     with _writing(directory):
-        shutil.rmtree(directory, ignore_errors=True)
+        replaced = directory.with_name(f".{directory.name}.replaced.partial")
+        if directory.exists():  # aside first, since removing a large run takes long and may be cut short
+            directory.rename(replaced)
         _partial(directory).rename(directory)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_partial(directory: Path) -> None:
