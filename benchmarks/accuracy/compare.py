@@ -51,8 +51,8 @@ CONTEXT: Final = 64
 UNITS: Final = {"throughput": "tokens/s", "loads": "loads"}
 NAIVE: Final = ("throughput", "mean TTFT", "mean ITL")
 AT_DECISION: Final = " at the decision"
-EVENTS: Final = "hangs on which of two events some ms apart is heard of first"
-ONE_CORE: Final = "the two share one core, the profile is of an engine that has it alone"
+EVENTS: Final = "likely, not tested: hangs on which of two events some ms apart is heard of first"
+ONE_CORE: Final = "likely, not tested: the two share one core, the profile is of an engine that has it alone"
 
 
 @dataclass(frozen=True)

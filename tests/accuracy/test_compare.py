@@ -204,7 +204,7 @@ def test_hit_rates_are_compared_in_points_class_by_class() -> None:
     (line,) = hit_lines("zipf", noisy, [came({"gpu": 62.2}), came({"gpu": 64.0})], cause="one core")
     assert (line.passed, line.reason) == (False, "one core; two runs differ by 2.0 points")
     (line,) = hit_lines("zipf", [came({"gpu at the decision": 9.0})] * 2, [came({"gpu at the decision": 19.0})] * 2)
-    assert line.reason.startswith("hangs on which of two events")
+    assert line.reason.startswith("likely, not tested: hangs on which of two events")
 
 
 def test_the_naive_predictor_answers_with_the_means_of_the_calibration() -> None:
