@@ -166,8 +166,49 @@ def test_runs_of_other_arrivals_are_not_paired(ready: Cli) -> None:
     assert ready("replay", "t.jsonl", "--set", "speed=2", "--out", "o", "-j1").code == 0
     done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o/speed=2")
     assert done.code == 3
-    assert "speed=2/1" in done.err
-    assert ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o").code == 3
+    assert done.err.splitlines()[-1] == (
+        "loraledger: as configured cannot be paired with --against o/speed=2: the same trace was played with speed=1 and with "
+        "speed=2/1; replay what o/speed=2 tried on t.jsonl with the same --set speed= and --skip-unfit as here into another "
+        "--out, and name that run"
+    )
+
+
+def test_a_run_of_another_trace_is_not_paired_and_the_remedy_is_said(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    edit(tmp_path / "t.jsonl", lambda rows: rows.pop())
+    done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o/as_configured")
+    said = done.err.splitlines()[-1]
+    assert (done.code, ": they are of different traces (sha256:" in said) == (3, True)
+    assert "; replay what o/as_configured tried on t.jsonl with the same" in said
+
+
+def test_a_sweep_to_compare_with_is_refused_with_the_runs_that_it_has(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--set", "slots=2,3", "--out", "o", "-j1").code == 0
+    done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        3,
+        "loraledger: --against o: the folder of a sweep, not of one run: name one of o/slots=2, o/slots=3",
+    )
+    assert list(tmp_path.glob("p/*/run.json")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--set", "slots=0"),
+        ("--set", "max_rank=7"),
+        ("--set", "two\nlines=1"),
+        ("--policy", "nope"),
+        ("--set", "policy.tie_ms=1", "--policy", "round-robin"),
+    ],
+)
+def test_a_bad_value_of_what_to_try_is_refused_in_one_line_that_names_the_option(
+    ready: Cli, words: tuple[str, ...]
+) -> None:
+    done = ready("replay", "t.jsonl", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith(f"loraledger: {words[0]} {words[1].partition(chr(10))[0].partition('=')[0]}")
+    assert re.search(r"wanted|known: |takes 1, |give --policy one of ", done.err)
 
 
 def test_faster_arrivals_end_sooner(ready: Cli, tmp_path: Path) -> None:
@@ -332,22 +373,26 @@ def test_a_record_that_was_changed_is_not_compared_with(ready: Cli, tmp_path: Pa
     assert [path.name for path in (tmp_path / "ours").iterdir()] == ["replay.json"]
 
 
-@pytest.mark.parametrize("jobs", ["1", "2"])
-def test_a_sigterm_leaves_nothing_half_done(ready: Cli, tmp_path: Path, jobs: str) -> None:
+@pytest.mark.parametrize(("jobs", "number", "code"), [("1", "TERM", 143), ("2", "TERM", 143), ("2", "INT", 130)])
+def test_a_signal_leaves_nothing_half_done_and_says_so(
+    ready: Cli, tmp_path: Path, jobs: str, number: str, code: int
+) -> None:
     words = "zipf:1.0 --adapters 12 --requests 20000 --rate 10 --ranks 8 --bytes-per-rank 1MiB --out long.jsonl"
     assert ready("trace", "generate", *words.split()).code == 0
     command = [sys.executable, "-m", "loraledger.cli.main", "replay", "long.jsonl", "--set", "slots=2,3", "-j", jobs]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored here would be ignored there
     process = subprocess.Popen(
         [*command, "--out", "o"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 30
     while len(list(tmp_path.glob("o/.*.partial/record"))) < int(jobs):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.Signals[f"SIG{number}"])
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out) == (143, "")
+    assert (process.returncode, out) == (code, "")
     assert err.splitlines()[-1] == "replay: stopped; runs that were complete are kept"
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["replay.json"]
 
@@ -372,6 +417,19 @@ def test_a_signal_during_a_query_ends_as_any_other(
         signal.signal(signal.SIGINT, before)
     assert (done.code, done.out) == (code, "")
     assert "interrupted" not in done.err
+    assert done.err.splitlines()[-1] == "replay: stopped; runs that were complete are kept"
+
+
+def test_an_interrupt_before_anything_is_played_says_that_nothing_was_written(
+    ready: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loraledger.cli.replay.setup.prepare", interrupted)
+    done = ready("replay", "t.jsonl", "--out", "o")
+    assert (done.code, done.out, done.err.split("\n")) == (130, "", ["replay: stopped; nothing was written", ""])
+    assert not (tmp_path / "o").exists()
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -380,7 +438,7 @@ def test_a_signal_during_a_query_ends_as_any_other(
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--set", "slots=0"], 2, "slots=0: must be at least 1"),
+        (["--set", "slots=0"], 2, "--set slots=0: a whole number from 1 to 1,000,000,000 is wanted"),
         (["--set", "slot=4"], 2, "did you mean 'slots'"),
         (["--policy", "round_robin"], 2, "did you mean 'round-robin'"),
         (

@@ -295,6 +295,33 @@ def test_a_record_becomes_a_trace_without_prompts(cli: Cli, tmp_path: Path) -> N
     assert (found[5].prompt_tokens, found[5].output_tokens) == (90, 7)
 
 
+def test_a_folder_around_a_record_is_refused_with_the_one_to_give(cli: Cli, tmp_path: Path) -> None:
+    known = {"tenant": "acme", "adapter": None, "status": "ok", "prompt_tokens": 9, "generated_tokens": 7}
+    for run in (".old.partial", "b", "c"):
+        row: dict[str, object] = {**known, "id": "q", "arrived_ns": 1_789_992_000 * 10**9}
+        write_parquet({"requests": [row]}, tmp_path / "runs" / run / "record", "s1")
+    done = cli("trace", "import", "record", "runs/b", "-o", "r.jsonl")
+    assert (done.code, done.err.count("\n")) == (3, 1)
+    assert "runs/b: not a record, but there is one in it: give runs/b/record" in done.err
+    done = cli("trace", "import", "record", "runs", "-o", "r.jsonl")
+    assert (done.code, done.err.count("\n")) == (3, 1)
+    assert "there are 2 in it: give one of them, such as runs/b/record" in done.err
+    assert cli("trace", "import", "record", "runs/c/record", "-o", "r.jsonl").code == 0
+
+
+def test_describe_says_what_to_do_with_a_trace_without_requests(cli: Cli, tmp_path: Path) -> None:
+    head = '{"loraledger_trace":1,"name":"n","source":"s","licence":"l"}\n'
+    (tmp_path / "none").write_text(head, encoding="utf-8")
+    (tmp_path / "bad").write_text(f"{head}\nno row\n", encoding="utf-8")
+    done = cli("trace", "describe", "none")
+    assert (done.code, "none: no request in it: give a file that holds at least one\n" in done.err) == (3, True)
+    done = cli("trace", "describe", "bad", "--skip-bad")
+    assert (done.code, "bad: no request in it, all were dropped (1 a hole, 1 not a request): mend" in done.err) == (
+        3,
+        True,
+    )
+
+
 def test_names_in_a_trace_do_not_reach_the_terminal_as_commands(cli: Cli, tmp_path: Path) -> None:
     head = (
         '{"loraledger_trace":1,"name":"\\u001b[2J[red]","source":"s","licence":"","adapters":[{"name":"\\u001b]0;x"}]}'

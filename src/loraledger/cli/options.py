@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
+from loraledger.cli.output import printable
 from loraledger.units import parse_duration
 
 if TYPE_CHECKING:
@@ -56,11 +58,15 @@ def as_option(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 @contextmanager
 def usage() -> Iterator[None]:
-    """A ``ValueError`` is a usage error: what it is about came from the command line."""
+    """A ``ValueError`` is a usage error, said in one line: what it is about came from the command line.
+
+    Not a ``BadParameter``: the library would fold it into a box, and nobody can search for or copy a folded line.
+    """
     try:
         yield
     except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+        print(f"loraledger: {printable(str(error))}", file=sys.stderr)
+        raise typer.Exit(2) from error
 
 
 DurationType = as_option(parse_duration)

@@ -128,13 +128,18 @@ def test_a_parameter_is_left_out_of_policies_that_lack_it() -> None:
         "policy=bounded-affinity policy.tie_ms=1",
         "policy=bounded-affinity policy.tie_ms=2",
     ]
-    with pytest.raises(ValueError, match=r"policy\.tie_ms: no policy that runs has this parameter"):
+    with pytest.raises(
+        ValueError,
+        match=r"^--set policy\.tie_ms: no policy that runs has this parameter: give --policy one of .*bounded-affinity",
+    ):
         combinations(parse_axes([], ["policy.tie_ms=1"]), "round-robin")
 
 
 def test_more_combinations_than_the_limit_are_refused() -> None:
     counts = ",".join(str(n) for n in range(1, 18))
-    with pytest.raises(ValueError, match=r"17 x 17 = 289 combinations, limit 256"):
+    with pytest.raises(
+        ValueError, match=r"^--policy and --set span 17 x 17 = 289 combinations, limit 256: sweep fewer"
+    ):
         combinations(parse_axes([], [f"slots={counts}", f"max_seqs={counts}"]), "round-robin")
     assert MAX_COMBINATIONS == 256
 
@@ -142,26 +147,34 @@ def test_more_combinations_than_the_limit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("slots", "is not KEY=VALUE"),
+        ("slots", r"^--set slots is not KEY=VALUE\[,VALUE\.\.\.\], such as slots=4,8$"),
         ("slots=", "is not KEY=VALUE"),
-        ("slots=0", "slots=0: must be at least 1"),
-        ("slots=-3", "slots=-3: must be at least 1"),
+        ("slots=0", "^--set slots=0: a whole number from 1 to 1,000,000,000 is wanted$"),
+        ("slots=-3", "--set slots=-3: a whole number from 1"),
+        ("slots=--3", "a whole number"),
         ("slots=1.5", "a whole number"),
         ("slots=9999999999999999999", "a whole number"),
-        ("slots=4,4", "4 is there twice"),
+        ("slots=4,4", "^--set slots=4 is there twice: list each value once$"),
         ("slot=4", "did you mean 'slots'"),
         ("kv_block=4", "did you mean 'kv_blocks'"),
         ("policy=round_robin", "did you mean 'round-robin'"),
         ("policy.tie_sm=1", "did you mean 'policy.tie_ms'"),
-        ("policy.tie_ms=nan", "a number is wanted"),
+        ("policy.tie_ms=nan", r"^--set policy\.tie_ms=nan: a finite number is wanted, such as"),
+        (
+            "foo=1",
+            r"^--set foo: no such key; known: policy, profile, .*, slots, .*, tenants\.\*, limits\.\*, policy\.\*$",
+        ),
+        ("tenants.zzzzzzzzzzzz=1", r"; known: tenants\.concurrency, tenants\.queue, tenants\.queue_deadline$"),
         ("limits.loads_per_minut=1", "did you mean 'limits.loads_per_minute'"),
         ("limits.park=10", "has no unit"),
         ("limits.retry_ratio=2", "from 0 to 1"),
+        ("limits.retry_ratio=x", "from 0 to 1"),
         ("max_rank=24", "takes 1, 8, 16"),
-        ("speed=0", "a number or a fraction"),
+        ("max_rank=x", "takes 1, 8, 16"),
+        ("speed=0", "a number or a fraction from 1/10000 to 10,000"),
         ("speed=1/0", "a number or a fraction"),
         ("speed=1e999999999", "a number or a fraction"),
-        ("replicas=5000", "at most 1,024"),
+        ("replicas=5000", "from 1 to 1,024"),
         ("profile=", "is not KEY=VALUE"),
         ("\u0663=1", "no such key"),
         ("slots=\u0663", "a whole number"),

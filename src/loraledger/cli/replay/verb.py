@@ -151,9 +151,10 @@ def replay(
     with usage():
         observation = observed(loaded, probe, scrape_interval, scrape_delay)
         guardrails = guards(max_preemptions, max_long_ratio, max_long_ttft)
-    prepared = prepare(loaded, trace, changes, observation, asked, _warn)
+    with _stoppable("nothing was written"):
+        prepared = prepare(loaded, trace, changes, observation, asked, _warn)
     slo_s = DEFAULT_SLO_S if slo is None else slo / NS_PER_S
-    with _stoppable():
+    with _stoppable("runs that were complete are kept"):
         directories = play(prepared, out, jobs, against)
         found = Compared.read(changes, directories, slo_s, guardrails, against)
     show(found, prepared.warnings, as_json)
@@ -166,8 +167,11 @@ def _warn(text: str) -> None:
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """The first SIGTERM ends the block as an interrupt would, and then the process; later ones wait until all is cleared up."""
+def _stoppable(left: str) -> Iterator[None]:
+    """The first SIGTERM ends the block as an interrupt would, and then the process; later ones wait until all is cleared up.
+
+    A line on stderr says that it was stopped and what is ``left`` of it.
+    """
 
     stopped = False
 
@@ -185,8 +189,8 @@ def _stoppable() -> Iterator[None]:
             if str(error) != INTERRUPTED:
                 raise
             raise SystemExit(STOPPED) if stopped else KeyboardInterrupt from error
-    except SystemExit:
-        print("replay: stopped; runs that were complete are kept", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit):
+        print(f"replay: stopped; {left}", file=sys.stderr)
         raise
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

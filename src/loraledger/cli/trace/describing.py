@@ -51,13 +51,13 @@ def describe(
 
 def show(trace: Trace, as_json: bool) -> None:
     """Read ``trace`` once, and print what it holds. Raises ``InputFileError``."""
-    from loraledger.errors import InputFileError
     from loraledger.replay.traces.describe import describe as read
+    from loraledger.replay.traces.trace import no_request
 
     try:
         found = read(watched(trace, "reading", trace.header.requests), len(trace.header.adapters))
     except ValueError as error:
-        raise InputFileError(f"{trace.path}: {error}") from error
+        raise no_request(trace.path, trace.dropped) from error
     if as_json:
         print_json("trace", _document(trace, found))
     else:

@@ -59,6 +59,13 @@ def sweep_folder(out: Path | None, digest: str) -> Path:
     return folder
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """The complete runs of a sweep's ``folder``, by name; none if it is no such folder or cannot be listed."""
+    if not (folder / MARK).is_file():
+        return []
+    return sorted(path.parent for path in folder.glob(f"[!.]*/{RUN_FILE}"))
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Nobody else plays into a sweep's ``folder`` meanwhile, and what a killed sweep left half done there is gone.

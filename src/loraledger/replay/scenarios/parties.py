@@ -29,7 +29,7 @@ from loraledger.config.schema import Settings
 from loraledger.errors import InputFileError
 from loraledger.events import AdapterSpec
 from loraledger.kernel.settings import TenantSpec
-from loraledger.replay.traces.trace import Adapter, Request, Trace
+from loraledger.replay.traces.trace import Adapter, Request, Trace, no_request
 
 MAX_TENANTS: Final = 100_000
 May: TypeAlias = Callable[[str, str | None], bool]
@@ -66,7 +66,7 @@ def survey(trace: Trace, requests: Iterable[Request] | None = None, may: May | N
         if may is not None and not may(request.tenant, request.adapter):
             refused += 1
     if not count or trace.digest is None:
-        raise InputFileError(f"{trace.path}: no request in it")
+        raise no_request(trace.path, trace.dropped)
     return Survey(
         requests=count,
         digest=trace.digest,
