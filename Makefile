@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench reproduce accuracy speed fuzz format clean
+.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -42,6 +42,20 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each 
 	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.replay_speed --quick
 	$(BIN)/python -m benchmarks.policies --quick
+
+figures: $(STAMP)  ## kernel and twin again; writes their tables into docs/benchmarks.md
+	mkdir -p .cache
+	for name in kernel twin; do \
+	  $(BIN)/python -m benchmarks.$$name --markdown > .cache/$$name.md && \
+	  $(BIN)/python tools/section.py docs/benchmarks.md $$name < .cache/$$name.md || exit 1; \
+	done
+
+policies: $(STAMP)  ## the policy grid again, an hour; writes benchmarks/results/policies.txt and its table into docs/benchmarks.md
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.policies --seeds 3 --json .cache/policies.json > .cache/policies.txt
+	cp .cache/policies.txt benchmarks/results/policies.txt
+	$(BIN)/python -m benchmarks.policies --of .cache/policies.json --markdown > .cache/policies.md
+	$(BIN)/python tools/section.py docs/benchmarks.md policies < .cache/policies.md
 
 reproduce: $(STAMP)  ## published measurements, predicted: make reproduce DATA=DIR
 	@test -n "$(DATA)" || { echo "make reproduce DATA=DIR: DIR holds the public results; docs/accuracy.md says which" >&2; exit 2; }

@@ -6,7 +6,9 @@ before the clock starts; each goes to the replica with the fewest outstanding on
 all replicas from the start; hosts keep 1,000 of them, so that there are reads from disk all the time. Figures are requests a
 second of CPU time of this process; ``--every-token`` steps every step, as the emulator does.
 
-    python -m benchmarks.twin [--requests N] [--replicas N] [--rate R ...] [--layout slots|unified] [--every-token]
+``--markdown`` leaves out the reference rate with layout ``slots``: ``benchmarks.replay_speed`` has it, beside other simulators.
+
+    python -m benchmarks.twin [--requests N] [--replicas N] [--rate R ...] [--repeats N] [--every-token] [--markdown]
 """
 
 from __future__ import annotations
@@ -14,13 +16,15 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import resource
+import statistics
 import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import accumulate
 
+from benchmarks.printed import judged, ranged, show
+from benchmarks.registered import registered
 from loraledger.twin.events import TokenOut, TwinRequest
 from loraledger.twin.profile import PS_PER_MS, PS_PER_S, TwinProfile, UnifiedRules
 from loraledger.twin.replica import ReplicaTwin
@@ -29,6 +33,11 @@ ADAPTERS = 5_000
 SIZE, RANK = 20 << 20, 16
 NAMES = tuple(f"a{number}" for number in range(ADAPTERS))
 NEVER = 1 << 100
+LAYOUTS = ("slots", "unified")
+RATES = (1.0, 10.0, 30.0, 60.0)
+ELSEWHERE = ("slots", 10.0)
+OVERLOAD, AIM = 60.0, 10_000.0
+"""Requests/s a replica from which on none can keep up, and requests/s of CPU that are wanted there."""
 
 
 def profile(layout: str) -> TwinProfile:
@@ -59,21 +68,17 @@ def warmed(replicas: int, layout: str, every_token: bool) -> tuple[list[ReplicaT
     fleet, ready = [], 0
     for _ in range(replicas):
         twin = ReplicaTwin(profile(layout), every_token=every_token)
-        for name in NAMES:
-            twin.register(0, name, SIZE, RANK)
-        while (at := twin.next_at()) is not None:
-            twin.advance(at)
-            ready = max(ready, at)
+        ready = max(ready, registered(twin, ((name, SIZE, RANK) for name in NAMES)))
         fleet.append(twin)
     return fleet, ready
 
 
-def play(fleet: list[ReplicaTwin], arrivals: list[tuple[int, TwinRequest]], start: int) -> tuple[int, int, int]:
-    """Returns (requests that ended, when the last one did, looks at a replica)."""
+def play(fleet: list[ReplicaTwin], arrivals: list[tuple[int, TwinRequest]], start: int) -> int:
+    """Returns how many requests ended."""
     heap: list[tuple[int, int]] = []
     due = [-1] * len(fleet)  # when each one is looked at next; what the heap says otherwise is void
     open_ = [0] * len(fleet)
-    ended = looks = now = 0
+    ended = 0
     for after, request in [*arrivals, (NEVER, None)]:
         arrival = start + after
         while heap and heap[0][0] < arrival:
@@ -81,13 +86,11 @@ def play(fleet: list[ReplicaTwin], arrivals: list[tuple[int, TwinRequest]], star
             if due[which] != at:
                 heappop(heap)
                 continue
-            looks += 1
             twin = fleet[which]
             for event in twin.advance(at):
                 if isinstance(event, TokenOut) and event.finished:
                     open_[which] -= 1
                     ended += 1
-                    now = event.at
             upcoming = twin.next_at()
             if upcoming is None:
                 heappop(heap)
@@ -104,32 +107,45 @@ def play(fleet: list[ReplicaTwin], arrivals: list[tuple[int, TwinRequest]], star
             if upcoming is not None and upcoming != due[which]:
                 due[which] = upcoming
                 heappush(heap, (upcoming, which))
-    return ended, now - start, looks
+    return ended
+
+
+def measure(layout: str, rate: float, replicas: int, requests: int, every_token: bool) -> float:
+    """Requests a second of CPU time."""
+    arrivals = list(traffic(requests, rate * replicas))
+    fleet, start = warmed(replicas, layout, every_token)
+    began = time.process_time()
+    ended = play(fleet, arrivals, start)
+    cpu = time.process_time() - began
+    if ended != requests:
+        raise RuntimeError(f"{ended:,} of {requests:,} requests ended")
+    return requests / cpu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, nargs="+", default=[50_000, 200_000])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=30_000)
     parser.add_argument("--replicas", type=int, default=16)
-    parser.add_argument("--rate", type=float, nargs="+", default=[1.0, 10.0, 30.0], help="requests/s a replica")
-    parser.add_argument("--layout", choices=("slots", "unified"), default="slots")
+    parser.add_argument("--rate", type=float, nargs="+", default=RATES, help="requests/s a replica")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--every-token", action="store_true")
-    args = parser.parse_args()
-    print(f"{args.replicas} replicas, layout {args.layout}{', every token' if args.every_token else ''}")
-    for rate in args.rate:
-        for requests in args.requests:
-            arrivals = list(traffic(requests, rate * args.replicas))
-            fleet, start = warmed(args.replicas, args.layout, args.every_token)
-            began = time.process_time()
-            ended, took, looks = play(fleet, arrivals, start)
-            cpu = time.process_time() - began
-            assert ended == requests, f"{ended} of {requests} ended"
-            behind = took / PS_PER_S - arrivals[-1][0] / PS_PER_S
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-            print(
-                f"{rate:5.1f} req/s a replica, {requests:8,} requests: {requests / cpu:9,.0f} requests/s CPU,"
-                f" {looks / requests:.2f} looks a request, {behind:6.0f} s behind at the end, peak {peak} MiB"
-            )
+    parser.add_argument("--markdown", action="store_true")
+    given = parser.parse_args()
+    print(f"{given.requests:,} requests, {given.replicas} replicas; median and range of {given.repeats} rounds.\n")
+    rows = [["requests/s a replica", *(f"layout `{name}`, requests/s of CPU" for name in LAYOUTS), "aim"]]
+    for rate in given.rate:
+        found = {
+            name: [] if given.markdown and (name, rate) == ELSEWHERE else _rounds(name, rate, given) for name in LAYOUTS
+        }
+        slowest = min(statistics.median(values) for values in found.values() if values)
+        aim = judged(slowest, AIM, least=True) if rate >= OVERLOAD else "-"
+        cells = [ranged(values) if values else "[accuracy.md](accuracy.md)" for values in found.values()]
+        rows.append([f"{rate:g}{', overload' if rate >= OVERLOAD else ''}", *cells, aim])
+    show(rows, given.markdown)
+
+
+def _rounds(layout: str, rate: float, given: argparse.Namespace) -> list[float]:
+    return [measure(layout, rate, given.replicas, given.requests, given.every_token) for _ in range(given.repeats)]
 
 
 if __name__ == "__main__":

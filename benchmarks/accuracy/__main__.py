@@ -76,7 +76,7 @@ def main() -> None:
     if given.json is not None:
         given.json.write_text(json.dumps([cells(line) for line in found]), encoding="utf-8")
     if given.markdown:
-        print(markdown(found, below))
+        print(markdown(found, below, "measured"))
     else:
         for line in found:
             print("  ".join(cells(line)))
@@ -204,7 +204,9 @@ def table(work: Path) -> list[Line]:
             found += compare.lines(name, measured, ours, saturated=mode == "saturated")
             found.append(compare.naive_line(name, points, measured, ours, saturated=mode == "saturated"))
     measured, ours = pairs(work, "pair", calibrated, None)
-    return found + (compare.hit_lines("two replicas, zipf-open", measured, ours) if measured else [])
+    if measured:
+        found += compare.hit_lines("two replicas, zipf-open", measured, ours, cause=compare.ONE_CORE)
+    return found
 
 
 def pairs(

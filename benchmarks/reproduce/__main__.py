@@ -1,10 +1,10 @@
 """All reproduction targets in one table: published, ours, error, tolerance, pass; misses stay in it with their reasons.
 
-    python -m benchmarks.reproduce DATA [--only 2,3] [--json FILE] [--markdown FILE] [--write-profiles DIR]
+    python -m benchmarks.reproduce DATA [--only slora,grid] [--json FILE] [--markdown FILE] [--write-profiles DIR]
 
-DATA holds ``slora-results`` (S-LoRA's benchmarks/paper) and ``bsc-vllm-lora-grid``; a folder that is not there is said below
-the table, targets that need no data are always computed. What a run is, is told from folder, file name and content: more GPUs,
-settings or files of the same form are simply more rows. Progress goes to stderr.
+DATA holds ``slora-results`` and ``bsc-vllm-lora-grid`` (docs/accuracy.md: where from); a folder that is not there is said below
+the table, what needs no data is always computed. What a run is, is told from folder, file name and content: more GPUs, settings
+or files of the same form are simply more rows. Progress goes to stderr.
 
 Exit codes: 0 the table was printed and at least 80 % of its lines pass, 3 a file in DATA is bad or DATA holds nothing, 5 fewer
 pass. ``--markdown`` writes the table with passing single runs folded into one row a group, as docs/accuracy.md has it.
@@ -29,32 +29,33 @@ from benchmarks.reproduce.table import Counted, LeftOut, Line
 from loraledger.cli.output import print_table
 from loraledger.errors import InputFileError, LedgerError
 
+SLORA: Final = "slora"
 OTHERS: Final = {
-    # module: (targets, the folder that it reads)
-    "punica": (("8",), None),
-    "grid": (("13",), "bsc-vllm-lora-grid"),
-    "ledger_row": (("14",), None),
-    "bounds_row": (("15", "18"), None),
+    # as --only has it: (module, the folder that it reads)
+    "punica": ("punica", None),
+    "grid": ("grid", "bsc-vllm-lora-grid"),
+    "ledger": ("ledger_row", None),
+    "bounds": ("bounds_row", None),
 }
 
 
-class _Targets(Protocol):
+class _Part(Protocol):
     def lines(self, data: Path, say: Callable[[str], None]) -> list[Line]: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the targets asked for; returns the exit code."""
+    """Run the parts asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description="Published measurements of multi-LoRA serving, predicted.")
     parser.add_argument("data", type=Path)
-    parser.add_argument("--only", help="targets, as in 2,3")
+    parser.add_argument("--only", help=f"some of {', '.join((SLORA, *OTHERS))}")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--write-profiles", type=Path, metavar="DIR")
     args = parser.parse_args(argv)
-    known = {*slora.TARGETS, *(target for targets, _ in OTHERS.values() for target in targets)}
-    wanted = known if args.only is None else {part.strip() for part in args.only.split(",")}
-    if wanted - known:
-        parser.error(f"--only knows targets {', '.join(sorted(known, key=table.order))}")
+    known = SLORA, *OTHERS
+    wanted = {*known} if args.only is None else {part.strip() for part in args.only.split(",")}
+    if wanted - {*known}:
+        parser.error(f"--only knows {', '.join(known)}")
     try:
         return _run(args, wanted)
     except LedgerError as error:
@@ -84,10 +85,12 @@ def _run(args: argparse.Namespace, wanted: set[str]) -> int:
 
 
 def _collect(data: Path, wanted: set[str], profiles: Path | None) -> tuple[list[Line], list[Counted], list[LeftOut]]:
-    """The lines of the targets ``wanted``. Raises ``InputFileError``."""
+    """The lines of the parts ``wanted``. Raises ``InputFileError``."""
     folders = [slora.FOLDER, *(folder for _, folder in OTHERS.values() if folder is not None)]
     if not any((data / folder).is_dir() for folder in folders):
-        raise InputFileError(f"{data}: no folder with {' or '.join(folders)} in it")
+        raise InputFileError(
+            f"{data}: no folder with {' or '.join(folders)} in it; docs/accuracy.md says where to get them"
+        )
     began = time.monotonic()
 
     def say(text: str) -> None:
@@ -96,7 +99,7 @@ def _collect(data: Path, wanted: set[str], profiles: Path | None) -> tuple[list[
     lines: list[Line] = []
     counted: list[Counted] = []
     left_out: list[LeftOut] = []
-    if wanted & {*slora.TARGETS}:
+    if SLORA in wanted:
         if (data / slora.FOLDER).is_dir():
             study = slora.study(data, say)
             lines, counted, left_out = study.lines, study.counted(), study.left_out
@@ -104,17 +107,15 @@ def _collect(data: Path, wanted: set[str], profiles: Path | None) -> tuple[list[
                 for path in write_profiles(study.fits, profiles):
                     say(f"wrote {path}")
         else:
-            left_out.append(LeftOut("targets 1 to 7", f"{data} has no {slora.FOLDER}"))
-    for name, (targets, folder) in OTHERS.items():
-        if not wanted & {*targets}:
+            left_out.append(LeftOut("S-LoRA", f"{data} has no {slora.FOLDER}"))
+    for name, (module, folder) in OTHERS.items():
+        if name not in wanted:
             continue
         if folder is not None and not (data / folder).is_dir():
-            left_out.append(LeftOut(f"target {' and '.join(targets)}", f"{data} has no {folder}"))
+            left_out.append(LeftOut(name, f"{data} has no {folder}"))
             continue
-        say(f"target {' and '.join(targets)}")
-        lines += cast(_Targets, import_module(f"benchmarks.reproduce.{name}")).lines(data, say)
-    lines = [line for line in lines if line.target in wanted]
-    return sorted(lines, key=lambda line: table.order(line.target)), counted, left_out
+        lines += cast(_Part, import_module(f"benchmarks.reproduce.{module}")).lines(data, say)
+    return lines, counted, left_out
 
 
 if __name__ == "__main__":

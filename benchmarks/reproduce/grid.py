@@ -1,4 +1,4 @@
-"""Target 13: throughput over slots for hundreds of adapters, predicted from runs in which nothing is ever swapped.
+"""A published grid of vLLM runs: throughput over slots for hundreds of adapters, predicted from runs without any swap.
 
 Theory of operation. More slots let more adapters run at once and leave less KV: somewhere in between lies an optimum. For each
 rank in the files constants are fitted to the runs in which every adapter has its slot (``grid_model``), and the curves of the
@@ -21,11 +21,12 @@ from benchmarks.reproduce.grid_model import Predicted, fitted, measured_step_s, 
 from benchmarks.reproduce.ledger_row import slot_tokens
 from benchmarks.reproduce.table import Line
 
-TARGET: Final = "13"
+TARGET: Final = "vLLM grid"
 FOLDER: Final = "bsc-vllm-lora-grid"
 MODEL: Final = "llama-2-7b"
 _EACH, _MEAN, _LOSS = 0.10, 0.06, 0.10
 _CONSTANTS: Final = 7
+_FOLLOWS: Final = "follows from its runs, above"
 _NOTABLE: Final = 0.03
 """Shares of a run that are said as reasons."""
 
@@ -41,7 +42,7 @@ def lines(data: Path, say: Callable[[str], None]) -> list[Line]:
 
 def _of_rank(rank: int, runs: Sequence[Run], say: Callable[[str], None]) -> list[Line]:
     slot = slot_tokens(MODEL, rank)
-    say(f"target 13: fitting rank {rank}")
+    say(f"{TARGET}: fitting rank {rank}")
     constants, used = fitted(runs, slot)
     errors = [step_s(run, constants) / measured_step_s(run) - 1 for run in used]
     found = [
@@ -64,7 +65,7 @@ def _of_rank(rank: int, runs: Sequence[Run], say: Callable[[str], None]) -> list
             curves.setdefault(run.series, []).append(run)
     for series in sorted(curves):
         curve = sorted(curves[series], key=lambda run: run.slots)
-        say(f"target 13: {series[0]} at {series[1]:g}/s, {len(curve)} runs")
+        say(f"{TARGET}: {series[0]} at {series[1]:g}/s, {len(curve)} runs")
         found += _of_curve(curve, [predict(run, constants, slot) for run in curve])
     return found
 
@@ -103,7 +104,7 @@ def _of_curve(curve: Sequence[Run], predicted: Sequence[Predicted]) -> list[Line
             f"{100 * mean:.1f} %",
             "6 %",
             mean <= _MEAN,
-            "" if mean <= _MEAN else "as its runs",
+            "" if mean <= _MEAN else _FOLLOWS,
         )
     )
     return [*found, *_shape(what, curve, predicted)]
@@ -137,7 +138,7 @@ def _shape(what: str, curve: Sequence[Run], predicted: Sequence[Predicted]) -> l
             f"{100 * off:+.1f} %",
             "10 %",
             abs(off) <= _LOSS,
-            "" if abs(off) <= _LOSS else "as its runs",
+            "" if abs(off) <= _LOSS else _FOLLOWS,
         ),
     ]
 

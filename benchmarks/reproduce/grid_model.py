@@ -30,6 +30,7 @@ from typing import Final
 
 import msgspec
 
+from benchmarks.registered import registered
 from benchmarks.reproduce.fit import fit
 from benchmarks.reproduce.grid_files import PROMPT_TOKENS, Run
 from loraledger.errors import InputFileError
@@ -177,7 +178,7 @@ def _ps(seconds: float) -> int:
 def predict(run: Run, constants: Constants, slot_tokens: float) -> Predicted:
     """The run on the twin, all of its duration: Poisson arrivals, each adapter equally likely."""
     twin = ReplicaTwin(profile_of(run, constants, slot_tokens))
-    now = _warm(twin, run.adapters)
+    now = registered(twin, ((f"a{number}", 0, 1) for number in range(run.adapters)))
     end, prefix = now + _ps(run.seconds), tuple(range(PROMPT_TOKENS // _BLOCK))
     rng, rate = stream(1, "grid"), run.rate * constants.arrivals / PS_PER_S
     arrival = now + round(rng.expovariate(rate))
@@ -200,14 +201,3 @@ def predict(run: Run, constants: Constants, slot_tokens: float) -> Predicted:
         number += 1
         arrival += round(rng.expovariate(rate))
     return Predicted(ended * run.output_tokens / run.seconds, loads)
-
-
-def _warm(twin: ReplicaTwin, adapters: int) -> int:
-    """All adapters known and in host memory; returns when."""
-    for number in range(adapters):
-        twin.register(0, f"a{number}", 0, 1)
-    now = 0
-    while (upcoming := twin.next_at()) is not None:
-        now = upcoming
-        twin.advance(now)
-    return now

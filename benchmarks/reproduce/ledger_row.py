@@ -1,4 +1,4 @@
-"""Target 14: what a slot of vLLM costs in KV, from the ledger's own sizes against what a fleet of real servers had left.
+"""What a slot of vLLM costs in KV, from the ledger's own sizes against what a fleet of real servers had left.
 
 Theory of operation. vLLM pays its slots before KV. Servers of Llama-3.1-8B on one H100, started with many slots of three ranks,
 had 307,500 - slots * {401, 753, 1,451} tokens of KV for ranks 8, 16 and 32 (runs of FerranAgulloLopez/GPULLMAdapterOptimization,
@@ -23,6 +23,7 @@ from loraledger.adapters.sizing.base import read_base
 from loraledger.adapters.sizing.engine import EngineSettings
 from loraledger.adapters.sizing.footprint import served_dtype, slot_bytes
 
+TARGET: Final = "KV a slot costs"
 MODELS: Final = Path(__file__).parent / "models"
 """Architecture numbers of the models that published runs used, as their ``config.json`` has them; no weights."""
 PUBLISHED: Final = {8: 401, 16: 753, 32: 1_451}
@@ -55,7 +56,7 @@ def lines(data: Path, say: Callable[[str], None]) -> list[Line]:
     rows = 2 * _EXTRA_ROWS * base.hidden * 2 / base.kv_bytes_per_token("bfloat16")
     found = [
         Line(
-            "14",
+            TARGET,
             "KV tokens a rank of a slot, Llama-3.1-8B",
             "tokens",
             f"{min(steps):.1f} to {max(steps):.1f}",
@@ -65,7 +66,7 @@ def lines(data: Path, say: Callable[[str], None]) -> list[Line]:
             abs(off) <= _TOLERANCE,
         ),
         Line(
-            "14",
+            TARGET,
             f"fixed part of a slot ({rows:.0f} of it: rows for added tokens)",
             "tokens",
             "-",
@@ -80,7 +81,7 @@ def lines(data: Path, say: Callable[[str], None]) -> list[Line]:
         error = (ours[rank] + fixed) / published - 1
         found.append(
             Line(
-                "14",
+                TARGET,
                 f"a slot of rank {rank}, fixed part included",
                 "tokens",
                 published,

@@ -1,4 +1,4 @@
-"""Target 8: requests of many adapters in one batch against batches of one adapter, as Punica measured it.
+"""Punica: requests of many adapters in one batch against batches of one adapter, as Punica measured it.
 
 Theory of operation. Punica (MLSys'24; benchmarks/bench_textgen_lora.py of punica-ai/punica) gives 1,024 requests in a closed loop
 to one engine, at most 32 at a time, at most one new prompt a step. Its own engine batches whatever comes next. The baseline, vLLM
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from benchmarks.registered import registered
 from benchmarks.reproduce.fit import fit
 from benchmarks.reproduce.table import Line
 from loraledger.replay.traces.trace import Request
@@ -31,7 +32,7 @@ from loraledger.twin.events import TokenOut, TwinRequest
 from loraledger.twin.profile import PS_PER_MS, PS_PER_S, TwinProfile
 from loraledger.twin.replica import ReplicaTwin
 
-TARGET: Final = "8"
+TARGET: Final = "Punica"
 REQUESTS: Final = 1_024
 BATCH: Final = 32
 _LORA_PS: Final = 2 * PS_PER_MS
@@ -77,7 +78,7 @@ def lines(data: Path, say: Callable[[str], None]) -> list[Line]:
     }
     found = []
     for model in MODELS:
-        say(f"target 8: {model.name}")
+        say(f"{TARGET}: {model.name}")
         base, each = _fitted(model, runs)
         rates = {
             (batches, spread): rate(_profile(model, base, each, batches), runs[spread], batches)
@@ -130,7 +131,8 @@ def rate(profile: TwinProfile, requests: list[Request], batches: Batches) -> flo
     only when that step has begun, and joins the next.
     """
     twin = ReplicaTwin(profile)
-    now = start = joins = _known(twin, {request.adapter for request in requests})
+    names = sorted({request.adapter for request in requests if request.adapter is not None})
+    now = start = joins = registered(twin, ((name, 0, 16) for name in names))
     line = deque(enumerate(requests))
     running: dict[str, str | None] = {}
 
@@ -161,17 +163,6 @@ def rate(profile: TwinProfile, requests: list[Request], batches: Batches) -> flo
             joins = twin.next_at() or now
     tokens = sum(request.prompt_tokens + request.output_tokens for request in requests)
     return tokens * PS_PER_S / (now - start)
-
-
-def _known(twin: ReplicaTwin, adapters: set[str | None]) -> int:
-    """The time from which on the twin knows all of them."""
-    now = 0
-    for name in sorted(name for name in adapters if name is not None):
-        twin.register(0, name, 0, 16)
-    while (upcoming := twin.next_at()) is not None:
-        now = upcoming
-        twin.advance(now)
-    return now
 
 
 def _rates(model: Model, rates: dict[tuple[str, str], float]) -> list[Line]:

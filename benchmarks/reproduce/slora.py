@@ -1,4 +1,4 @@
-"""Targets 1 to 7: S-LoRA's published runs (Sheng et al., MLSys 2024; results in its repository), predicted.
+"""S-LoRA's published runs (Sheng et al., MLSys 2024; results in its repository), predicted.
 
 Theory of operation. Everything below ``DATA/slora-results`` is read (``slora_files``), constants are fitted by GPU and model to
 few of the runs (``slora_fit``), and all others are predicted on the twin (``slora_model``). ``study`` does that;
@@ -20,7 +20,6 @@ from benchmarks.reproduce.slora_setup import comparable, gpu_of, model_of
 from benchmarks.reproduce.table import Counted, LeftOut, Line
 
 FOLDER: Final = "slora-results"
-TARGETS: Final = ("1", "2", "3", "4", "5", "6", "7")
 _OTHER_SYSTEM: Final = {
     "vllm": "another system: one vLLM process an adapter, side by side",
     "peft": "another system: Hugging Face PEFT, one adapter at a time",
@@ -31,7 +30,7 @@ _OTHER_SYSTEM: Final = {
 
 @dataclass(frozen=True)
 class Study:
-    """Lines of targets 1 to 7, the fits that they rest on, and what was left out."""
+    """The lines of S-LoRA's targets, the fits that they rest on, and what was left out."""
 
     lines: list[Line]
     fits: list[Fitted]
@@ -48,11 +47,6 @@ class Study:
             )
             for fit in self.fits
         ]
-
-
-def lines(data: Path, say: Callable[[str], None]) -> list[Line]:
-    """Targets 1 to 7. Raises ``InputFileError`` for a bad file."""
-    return study(data, say).lines
 
 
 def study(data: Path, say: Callable[[str], None]) -> Study:

@@ -1,11 +1,11 @@
-"""S-LoRA's predictions beside its measurements, as lines of targets 1 to 7, with the tolerances of each.
+"""S-LoRA's predictions beside its measurements, as lines of seven targets, with the tolerances of each.
 
-1. The generator rebuilds the authors' request sequences exactly. 2. Throughput: mean error at most 2 %, 90th percentile at most
-5 %; each run within 5 %. 3. Attainment over the burstiness of arrivals within 0.06 (0.10 for early abort at the highest), and
-early abort above LIFO above FIFO. 4. Aborted requests within 20 %, 8 % on average. 5. Mean time to first token: within 0.15 s
-or 25 % while nothing queues (below 1 s), 20 % otherwise. 6. What many adapters cost: throughput at the most over that at 5
-adapters, within 2 points. 7. Without unified memory, as a ratio to S-LoRA on the same workload: within 0.08; without its
-kernels (``bmm``): the order of magnitude, taken as a factor of 3.
+The generator rebuilds the authors' request sequences exactly. Throughput: mean error at most 2 %, 90th percentile at most 5 %;
+each run within 5 %. Attainment over the burstiness of arrivals within 0.06 (0.10 for early abort at the highest), and early
+abort above LIFO above FIFO. Aborted requests within 20 %, 8 % on average. Mean time to first token: within 0.15 s or 25 % while
+nothing queues (below 1 s), 20 % otherwise. Many adapters: throughput at the most over that at 5, within 2 points. Ablations:
+without unified memory, as a ratio to S-LoRA on the same workload, within 0.08; without its kernels (``bmm``) the order of
+magnitude, taken as a factor of 3.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ from benchmarks.reproduce.slora_setup import model_of
 from benchmarks.reproduce.table import Line
 from loraledger.replay.workloads.generate import slora
 
+GENERATOR: Final = "S-LoRA generator"
+THROUGHPUT: Final = "S-LoRA throughput"
+ATTAINMENT: Final = "S-LoRA attainment"
+ABORTS: Final = "S-LoRA aborts"
+FIRST_TOKEN: Final = "S-LoRA first token"
+MANY_ADAPTERS: Final = "S-LoRA many adapters"
+ABLATIONS: Final = "S-LoRA ablations"
 PUBLISHED_SEQUENCES: Final = (
     # adapters, requests/s, duration s: requests, last arrival s, prompt tokens, output tokens, distinct adapters
     ((200, 2.0, 300), (600, 301.00, 153_447, 155_474, 187)),
@@ -54,7 +61,7 @@ class Seen:
 
 
 def all_lines(runs: Sequence[Run], seen: Sequence[Seen]) -> list[Line]:
-    """Targets 1 to 7."""
+    """The lines of all seven targets, in their order."""
     whole = [one for one in seen if one.run.kind not in ("no_mem", "bmm")]
     return [
         *generator_lines(runs),
@@ -94,13 +101,13 @@ def _line(
 ) -> Line:
     fitted = not one.held_out
     text = "" if ok or fitted else reason(one)
-    if fitted:
-        text = "fitted to" if one.point else "repeats a fitted configuration"
+    if one.repeats and not one.point:
+        text = "repeats a fitted configuration"
     group = f"{one.run.place} {one.run.kind}{' log' if one.run.real else ''}"
     return Line(target, what, unit, *values, error, tolerance, ok, text, fitted, group)
 
 
-# --- 1 ----------------------------------------------------------------------------------------------------------------
+# --- generator --------------------------------------------------------------------------------------------------------
 
 
 def generator_lines(runs: Sequence[Run]) -> list[Line]:
@@ -115,9 +122,11 @@ def generator_lines(runs: Sequence[Run]) -> list[Line]:
             sum(request.output_tokens for request in made),
             len({request.adapter for request in made}),
         )
-        what = f"generator n={adapters} R={rate:g} {duration} s: requests, last arrival, prompts, outputs, adapters"
+        what = f"n={adapters} R={rate:g} {duration} s: requests, last arrival, prompts, outputs, adapters"
         same = ours == published
-        found.append(Line("1", what, "", _listed(published), _listed(ours), "0" if same else "differs", "exact", same))
+        found.append(
+            Line(GENERATOR, what, "", _listed(published), _listed(ours), "0" if same else "differs", "exact", same)
+        )
     synthetic = [run for run in runs if not run.real]
     same_count = sum(
         abs(run.result.throughput * run.result.total_time + (run.result.num_abort or 0) - asked)
@@ -128,7 +137,7 @@ def generator_lines(runs: Sequence[Run]) -> list[Line]:
     if synthetic:
         found.append(
             Line(
-                "1",
+                GENERATOR,
                 "requests = int(rate x duration) in every synthetic run: served + aborted",
                 "runs",
                 len(synthetic),
@@ -145,7 +154,7 @@ def _listed(values: Sequence[float]) -> str:
     return " ".join(f"{value:,}" for value in values)
 
 
-# --- 2 ----------------------------------------------------------------------------------------------------------------
+# --- throughput -------------------------------------------------------------------------------------------------------
 
 
 def throughput_lines(seen: Sequence[Seen]) -> list[Line]:
@@ -157,14 +166,14 @@ def throughput_lines(seen: Sequence[Seen]) -> list[Line]:
             continue
         error = one.ours.throughput / measured - 1
         values = measured, one.ours.throughput
-        found.append(_line("2", one, f"{one.run.name}", "req/s", values, _percent(error), "5 %", abs(error) <= 0.05))
+        found.append(_line(THROUGHPUT, one, one.run.name, "req/s", values, _percent(error), "5 %", abs(error) <= 0.05))
         if one.held_out:
             errors[f"{one.run.gpu} {model_of(one.run.setting).name}"].append(error)
     if len(errors) > 1:
         errors["all"] = [error for part in errors.values() for error in part]
     for where, signed in errors.items():
         part = [abs(error) for error in signed]
-        what = f"throughput, {where}, {len(part)} held-out runs"
+        what = f"{where}, {len(part)} held-out runs"
         for name, value, limit in (("mean", fmean(part), 0.02), ("90th percentile", _p90(part), 0.05)):
             ok = value <= limit
             why = (
@@ -173,7 +182,7 @@ def throughput_lines(seen: Sequence[Seen]) -> list[Line]:
                 else f"{_percent(fmean(signed))} on average with its sign, from {min(signed):+.1%} to {max(signed):+.1%}"
             )
             text = f"{100 * value:.1f} %"
-            found.append(Line("2", f"{what}: {name} error", "", "-", text, text, f"{100 * limit:g} %", ok, why))
+            found.append(Line(THROUGHPUT, f"{what}: {name} error", "", "-", text, text, f"{100 * limit:g} %", ok, why))
     return found
 
 
@@ -186,7 +195,7 @@ def _percent(error: float) -> str:
     return f"{100 * error:+.1f} %"
 
 
-# --- 3 ----------------------------------------------------------------------------------------------------------------
+# --- attainment -------------------------------------------------------------------------------------------------------
 
 
 def attainment_lines(seen: Sequence[Seen]) -> list[Line]:
@@ -201,9 +210,9 @@ def attainment_lines(seen: Sequence[Seen]) -> list[Line]:
         error = values[1] - values[0]
         found.append(
             _line(
-                "3",
+                ATTAINMENT,
                 one,
-                f"attainment, {one.run.name}",
+                one.run.name,
                 "share",
                 values,
                 f"{error:+.3f}",
@@ -227,11 +236,11 @@ def _order_line(place: str, present: Sequence[Seen]) -> Line:
     ours = [one.ours.attainment for one in present]
     theirs = [one.run.result.avg_attainment for one in present]
     ok = ours == sorted(ours, reverse=True) and len(set(ours)) == len(ours)
-    what = f"attainment, {place}, {present[0].run.workload}: {wanted}"
+    what = f"{place}, {present[0].run.workload}: {wanted}"
     shown = [" > ".join(f"{value:.3f}" for value in values) for values in (theirs, ours)]
     why = "" if ok else "order differs"
     return Line(
-        "3",
+        ATTAINMENT,
         what,
         "share",
         shown[0],
@@ -244,7 +253,7 @@ def _order_line(place: str, present: Sequence[Seen]) -> Line:
     )
 
 
-# --- 4 ----------------------------------------------------------------------------------------------------------------
+# --- aborts -----------------------------------------------------------------------------------------------------------
 
 
 def abort_lines(seen: Sequence[Seen]) -> list[Line]:
@@ -256,19 +265,19 @@ def abort_lines(seen: Sequence[Seen]) -> list[Line]:
             continue
         error = one.ours.aborted / count - 1
         values = count, one.ours.aborted
-        found.append(
-            _line("4", one, f"aborted, {one.run.name}", "requests", values, _percent(error), "20 %", abs(error) <= 0.2)
-        )
+        found.append(_line(ABORTS, one, one.run.name, "requests", values, _percent(error), "20 %", abs(error) <= 0.2))
         errors[f"{one.run.gpu} {model_of(one.run.setting).name}"].append(abs(error))
     for where, part in errors.items():
         value = fmean(part)
         text = f"{100 * value:.1f} %"
-        what = f"aborted, {where}, {len(part)} runs: mean error"
-        found.append(Line("4", what, "", "-", text, text, "8 %", value <= 0.08, "" if value <= 0.08 else "see above"))
+        what = f"{where}, {len(part)} runs: mean error"
+        found.append(
+            Line(ABORTS, what, "", "-", text, text, "8 %", value <= 0.08, "" if value <= 0.08 else "see above")
+        )
     return found
 
 
-# --- 5 ----------------------------------------------------------------------------------------------------------------
+# --- first token ------------------------------------------------------------------------------------------------------
 
 
 def first_token_lines(seen: Sequence[Seen]) -> list[Line]:
@@ -282,13 +291,11 @@ def first_token_lines(seen: Sequence[Seen]) -> list[Line]:
         queued = measured >= QUEUE_S
         ok = abs(error) <= 0.2 if queued else off <= 0.15 or abs(error) <= 0.25
         tolerance = "20 %" if queued else "0.15 s, 25 %"
-        found.append(
-            _line("5", one, f"first token, {one.run.name}", "s", (measured, ours), _percent(error), tolerance, ok)
-        )
+        found.append(_line(FIRST_TOKEN, one, one.run.name, "s", (measured, ours), _percent(error), tolerance, ok))
     return found
 
 
-# --- 6 ----------------------------------------------------------------------------------------------------------------
+# --- many adapters ----------------------------------------------------------------------------------------------------
 
 
 def many_adapters_lines(seen: Sequence[Seen]) -> list[Line]:
@@ -307,14 +314,14 @@ def many_adapters_lines(seen: Sequence[Seen]) -> list[Line]:
         theirs = most.run.result.throughput / few.run.result.throughput - 1
         ours = most.ours.throughput / few.ours.throughput - 1
         ok = abs(ours - theirs) <= 0.02
-        what = f"throughput, {most.run.place}: {NAMED[0]} to {many:,} adapters"
+        what = f"throughput, {most.run.place}: {NAMED[0]} to {many:,}"
         points = f"{100 * (ours - theirs):+.1f} points"
         why = "" if ok else reason(most)
-        found.append(Line("6", what, "", _percent(theirs), _percent(ours), points, "2 points", ok, why))
+        found.append(Line(MANY_ADAPTERS, what, "", _percent(theirs), _percent(ours), points, "2 points", ok, why))
     return found
 
 
-# --- 7 ----------------------------------------------------------------------------------------------------------------
+# --- ablations --------------------------------------------------------------------------------------------------------
 
 
 def memory_lines(seen: Sequence[Seen]) -> list[Line]:
@@ -341,4 +348,4 @@ def _ratio_line(one: Seen, base: Seen) -> Line:
         ok, error, tolerance = off <= FACTOR, f"x{ours / theirs:.2f}", f"a factor of {FACTOR:g}"
     else:
         ok, error, tolerance = abs(ours - theirs) <= 0.08, f"{ours - theirs:+.3f}", "0.08"
-    return _line("7", one, f"{one.run.name} over S-LoRA", "", (theirs, ours), error, tolerance, ok)
+    return _line(ABLATIONS, one, f"{one.run.name} over S-LoRA", "", (theirs, ours), error, tolerance, ok)

@@ -37,6 +37,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from benchmarks.registered import registered
 from benchmarks.reproduce.slora_files import Config, Run
 from benchmarks.reproduce.slora_setup import LOG_ADAPTERS, Model, gpu_of, model_of, neighbours, pool_of
 from loraledger.replay.workloads.generate import slora
@@ -271,12 +272,7 @@ class Predictor:
         ranks = model_of(run.setting).ranks
         count = LOG_ADAPTERS if run.real else run.config.num_adapters or 0
         twin = ReplicaTwin(profile)
-        for index in range(count):
-            twin.register(0, f"a{index}", 1, ranks[index % len(ranks)])
-        start = 0
-        while (due := twin.next_at()) is not None:
-            start = due
-            twin.advance(due)
+        start = registered(twin, ((f"a{index}", 1, ranks[index % len(ranks)]) for index in range(count)))
         return _measure(twin, self._asked(run), start + 1)
 
     def _asked(self, run: Run) -> Arrivals:

@@ -2,7 +2,8 @@
 
 Theory of operation. A row is one published figure beside ours. Rows that were fitted to are shown and not counted. Every other one
 counts, a miss with the reason for it; what could not be predicted at all stands below the table with its reason. For a document,
-single runs that pass are folded into one row a group, so that what is left to read are aggregates and misses.
+single runs that pass are folded into one row a group, so that what is left to read are aggregates and misses: of a group the
+largest error is told, and where ours is only held to be no less than a bound (``FLOOR``), the one nearest to it.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 COLUMNS = ("target", "what", "published", "ours", "unit", "error", "tolerance", "pass", "reason")
-RIGHT = ("target", "published", "ours", "error")
+RIGHT = ("published", "ours", "error")
 LEAST_SHARE = 0.8
+FLOOR = "never below"
+"""The tolerance of what may exceed the published figure by any amount."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """``target`` is the number of the target, ``what`` names the measured run or the aggregate over runs.
+    """``target`` says in a word or two whose measurement of what, ``what`` names the measured run or the aggregate over runs.
 
     ``published`` and ``ours`` in ``unit``; ``error`` as text in the terms of ``tolerance`` ("+1.3 %", "-0.02"). ``reason``
-    says why a line misses. ``fitted`` marks runs that the constants were fitted to: they are shown and never counted.
+    says why a line misses, or what a reader of one that passes should know. ``fitted`` marks runs that the constants were
+    fitted to: they are shown and never counted.
     ``group`` names the lines that may be folded into one where they pass; empty: never.
     """
 
@@ -97,22 +101,17 @@ def summary(lines: Sequence[Line], counted: Sequence[Counted] = (), left_out: Se
 
 def _targets(lines: Sequence[Line]) -> str:
     found = []
-    for target in sorted({line.target for line in lines}, key=order):
+    for target in dict.fromkeys(line.target for line in lines):
         passed, count = share([line for line in lines if line.target == target])
-        found.append(f"target {target}: {passed} of {count}")
+        found.append(f"{target}: {passed} of {count}")
     return ", ".join(found)
-
-
-def order(target: str) -> tuple[int, str]:
-    """Targets in order of their numbers."""
-    digits = "".join(sign for sign in target if sign.isdecimal())
-    return int(digits or 0), target
 
 
 def folded(lines: Sequence[Line]) -> list[Line]:
     """``lines`` with those that pass or were fitted, have a group and are not alone in it, as one line a group.
 
-    It stands where the group's first line stood; ``published`` and ``ours`` become ranges, ``error`` the largest by size.
+    It stands where the group's first line stood; ``published`` and ``ours`` become ranges, ``error`` the largest by size (of a
+    ``FLOOR``: the smallest); a reason that all give is kept.
     """
     foldable: dict[tuple[str, str, bool], list[Line]] = {}
     for line in lines:
@@ -131,17 +130,21 @@ def folded(lines: Sequence[Line]) -> list[Line]:
 
 
 def _fold(lines: Sequence[Line]) -> Line:
-    first, worst = lines[0], max(lines, key=lambda line: abs(_leading(line.error) or 0.0))
-    tolerances = {line.tolerance for line in lines}
+    first, tolerances, reasons = lines[0], {line.tolerance for line in lines}, {line.reason for line in lines}
+    if tolerances == {FLOOR}:
+        which, told = "nearest", min(lines, key=lambda line: _leading(line.error) or 0.0)
+    else:
+        which, told = "worst", max(lines, key=lambda line: abs(_leading(line.error) or 0.0))
     return Line(
         first.target,
         f"{first.group} ({len(lines)} runs)",
         first.unit,
         _range([line.published for line in lines]),
         _range([line.ours for line in lines]),
-        first.error if _leading(worst.error) is None else f"worst {worst.error}",
+        first.error if _leading(told.error) is None else f"{which} {told.error}",
         first.tolerance if len(tolerances) == 1 else "as each",
         True,
+        first.reason if len(reasons) == 1 else "",
         fitted=first.fitted,
     )
 
@@ -163,9 +166,10 @@ def _range(values: Sequence[float | str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def markdown(lines: Sequence[Line], below: Sequence[str]) -> str:
-    """A table for a document, folded, and what stands below it as a list."""
-    rows = [COLUMNS, tuple("---:" if name in RIGHT else "---" for name in COLUMNS), *map(cells, folded(lines))]
+def markdown(lines: Sequence[Line], below: Sequence[str], theirs: str = "published") -> str:
+    """A table for a document, folded, and what stands below it as a list; ``theirs`` heads what ours is held against."""
+    head = tuple(theirs if name == "published" else name for name in COLUMNS)
+    rows = [head, tuple("---:" if name in RIGHT else "---" for name in COLUMNS), *map(cells, folded(lines))]
     text = "\n".join("| " + " | ".join(cell.replace("|", "/") for cell in row) + " |" for row in rows)
     return f"{text}\n\n" + "\n".join(f"- {line}" for line in below) + "\n"
 

@@ -8,9 +8,10 @@ Theory of operation. vLLM keeps two least-recently-used lists in each worker: ad
 3. move it to the young end of both lists.
 
 An explicit load call does the same. Unloading only forgets the *name*: the entry stays in both lists until its turn comes, so
-names here are engine-side versioned names and a reload is another entry. The lists do not protect the batch in hand, but the
-scheduler does: a request whose adapter has no slot waits while running requests of other adapters hold them all, and each step
-moves what runs to the young end, so that what leaves is always idle. A load call does not wait: the slot that it takes from a
+names here are engine-side versioned names and a reload is another entry. The lists protect nobody. The scheduler lets a
+request wait whose adapter would be one more than there are slots, but once running adapters take them all, a newcomer pushes out
+the first one whose turn in that step is still to come, which comes back at its turn (``twin.slots``); what lies where after the
+step is the same as if only idle ones had left. A load call does not wait: the slot that it takes from a
 running adapter goes back to that one in the next step.
 
 The kernel keeps one ``EngineTiers`` per replica as its belief and replays what it sent; the twin keeps one as the truth.

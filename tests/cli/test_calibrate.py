@@ -94,6 +94,8 @@ def test_the_profile_is_written_whole_and_the_terms_are_shown(asked: list[runnin
     assert "run it on an idle replica" in result.stderr
     (request,) = asked
     assert (request.budget_s, request.quick, request.given.slots, request.name) == (90.0, True, 4, "mine")
+    assert invoke("--out", str(out)).exit_code == 0
+    assert asked[1].budget_s == 120.0
 
 
 def test_json_holds_the_profile_and_every_point(asked: list[running.Request], tmp_path: Path) -> None:
@@ -110,6 +112,12 @@ def test_adapters_are_read_before_the_engine_is_touched(asked: list[running.Requ
     assert "NAME=PATH" in refusal("--adapter", "just-a-name").message
     assert "no sub-folder" in refusal("--adapters-folder", str(tmp_path / "empty")).message
     assert "is no folder" in refusal("--adapters-folder", str(tmp_path / "none")).message
+    for number in range(verb.MOST_ADAPTERS):
+        (tmp_path / f"a{number}").mkdir()
+        (tmp_path / f"a{number}" / "adapter_config.json").touch()
+    found = refusal("--adapters-folder", str(tmp_path), "--adapter", "one=/too/many")
+    assert isinstance(found, ConfigError)
+    assert found.message == "257 adapters to measure with, limit 256: give a few, of different sizes"
     assert not asked
 
 
@@ -179,6 +187,7 @@ def test_keys_come_from_variables_that_are_set(
         ("--engine", "https://host"),
         ("--engine", "http://user:secret@host:1"),
         ("--budget", "soon"),
+        ("--budget", "-5s"),
         ("--budget", "0s"),
         ("--slots", "0"),
     ],

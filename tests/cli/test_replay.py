@@ -7,8 +7,12 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +22,18 @@ from rich.console import Console
 from rich.progress import Progress as Display
 from rich.progress import TextColumn
 
-from loraledger.cli.replay.folders import held
 from loraledger.cli.replay.progress import Drawn
+from loraledger.cli.replay.show import Compared
+from loraledger.kernel.policies import policy_names
+from loraledger.record.duck import connect, quote, run
 from loraledger.record.parquet import write_parquet
 from loraledger.record.reader import RecordReader
 from loraledger.replay.fleet.run import Progress
 from loraledger.replay.results.folder import read_outcome
+from loraledger.replay.results.guardrails import Verdict
+from loraledger.replay.results.pairing import Pairing
+from loraledger.replay.results.report import Report
+from loraledger.replay.scenarios.folders import held
 from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
 from loraledger.twin.profile import TwinProfile
 from replay.runs import outcome, request_row
@@ -84,8 +94,9 @@ def test_a_sweep_gives_a_row_for_each_combination_and_a_folder_that_reads_like_a
         assert [row[:2] for row in rows] == [
             [policy, slots] for policy in ("round-robin", "bounded-affinity") for slots in ("2", "4")
         ]
-    assert "policy=round-robin slots=2: SATURATED: arrivals outran service: " in done.out
-    assert "policy=bounded-affinity slots=4: too short to tell: 120 requests; " in done.out
+    said = " ".join(done.out.split())
+    assert re.search(r"policy=round-robin slots=2: SATURATED, \d+\.\d% within 1 s; arrivals outran service: ", said)
+    assert re.search(r"policy=bounded-affinity slots=4: \d+\.\d% within 1 s; too short to tell: 120 requests; ", said)
     run = tmp_path / "o" / "policy=round-robin_slots=4"
     with RecordReader(run / "record") as reader:
         assert reader.query("FROM requests SELECT count(*) AS n") == [{"n": 120}]
@@ -105,6 +116,15 @@ def test_the_document_holds_what_the_tables_show(ready: Cli) -> None:
     assert {verdict["guardrail"] for verdict in first["guardrails"]} == {"preemptions_per_1000", "long_ttft_ratio"}
     assert first["against"] is None
     assert [f"warning: {text}" for text in found["warnings"]] == done.err.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name", [*chain(*(one.__struct_fields__ for one in (Report, Verdict, Pairing))), *policy_names()]
+)
+def test_every_field_of_the_document_and_every_policy_is_on_the_page(name: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "replay.md").read_text(encoding="utf-8")
+    own = {"ours", "theirs"}  # the labels of a pairing
+    assert name in own or re.search(rf"[`.]{re.escape(name)}`", page)
 
 
 def test_equal_commands_give_equal_records(ready: Cli, tmp_path: Path) -> None:
@@ -146,8 +166,49 @@ def test_runs_of_other_arrivals_are_not_paired(ready: Cli) -> None:
     assert ready("replay", "t.jsonl", "--set", "speed=2", "--out", "o", "-j1").code == 0
     done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o/speed=2")
     assert done.code == 3
-    assert "speed=2/1" in done.err
-    assert ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o").code == 3
+    assert done.err.splitlines()[-1] == (
+        "loraledger: as configured cannot be paired with --against o/speed=2: the same trace was played with speed=1 and with "
+        "speed=2/1; replay what o/speed=2 tried on t.jsonl with the same --set speed= and --skip-unfit as here into another "
+        "--out, and name that run"
+    )
+
+
+def test_a_run_of_another_trace_is_not_paired_and_the_remedy_is_said(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "o", "-j1").code == 0
+    edit(tmp_path / "t.jsonl", lambda rows: rows.pop())
+    done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o/as_configured")
+    said = done.err.splitlines()[-1]
+    assert (done.code, ": they are of different traces (sha256:" in said) == (3, True)
+    assert "; replay what o/as_configured tried on t.jsonl with the same" in said
+
+
+def test_a_sweep_to_compare_with_is_refused_with_the_runs_that_it_has(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--set", "slots=2,3", "--out", "o", "-j1").code == 0
+    done = ready("replay", "t.jsonl", "--out", "p", "-j1", "--against", "o")
+    assert (done.code, done.err.splitlines()[-1]) == (
+        3,
+        "loraledger: --against o: the folder of a sweep, not of one run: name one of o/slots=2, o/slots=3",
+    )
+    assert list(tmp_path.glob("p/*/run.json")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--set", "slots=0"),
+        ("--set", "max_rank=7"),
+        ("--set", "two\nlines=1"),
+        ("--policy", "nope"),
+        ("--set", "policy.tie_ms=1", "--policy", "round-robin"),
+    ],
+)
+def test_a_bad_value_of_what_to_try_is_refused_in_one_line_that_names_the_option(
+    ready: Cli, words: tuple[str, ...]
+) -> None:
+    done = ready("replay", "t.jsonl", *words)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert done.err.startswith(f"loraledger: {words[0]} {words[1].partition(chr(10))[0].partition('=')[0]}")
+    assert re.search(r"wanted|known: |takes 1, |give --policy one of ", done.err)
 
 
 def test_faster_arrivals_end_sooner(ready: Cli, tmp_path: Path) -> None:
@@ -159,8 +220,10 @@ def test_faster_arrivals_end_sooner(ready: Cli, tmp_path: Path) -> None:
 def test_a_saturated_fleet_is_said_to_be(ready: Cli) -> None:
     done = ready("replay", "t.jsonl", "--set", "speed=1000", "--require", "-j1")
     assert done.code == 5
-    assert "OVER" in done.out
-    assert "speed=1000: SATURATED: " in done.out
+    heading, (speed, *row) = lines(done, "what clients waited")
+    figures = dict(zip(heading[1:], row, strict=False))
+    assert (speed, figures["LONG"], figures["KEPT"]) == ("1000", "-", "NO")
+    assert "speed=1000: SATURATED, " in done.out
     assert done.err.splitlines()[-1] == "loraledger: of 1 runs 1 saturated"
 
 
@@ -169,9 +232,8 @@ def test_a_trace_that_is_too_short_to_tell_is_not_called_ok(ready: Cli) -> None:
     (run,) = done.items("replay")["runs"]
     assert run["report"]["saturation"]["saturated"] is None
     shown = ready("replay", "t.jsonl", "-j1")
-    header = next(line.split() for line in shown.out.splitlines() if "LOAD" in line.split())
-    row = next(line for line in shown.table() if line and line[0] == "as")
-    assert row[header.index("LOAD") + 1] == "-"  # "as configured" is two words
+    heading, row = lines(shown, "what clients waited")
+    assert row[heading.index("KEPT") + 1] == "-"  # "as configured" is two words
 
 
 def test_two_sweeps_never_write_into_one_folder_at_a_time(ready: Cli, tmp_path: Path) -> None:
@@ -202,7 +264,7 @@ def test_many_runs_are_told_in_short(ready: Cli) -> None:
     assert done.code == 0
     assert len(lines(done, "what clients waited")) == 10
     assert "ADAPTER IN" not in done.out
-    assert "slots=3 speed=1000: SATURATED: " in done.out
+    assert "slots=3 speed=1000: SATURATED, " in done.out
     assert "slots=3 speed=1:" not in done.out
     assert re.search(r"\n\d of 9 runs are not saturated; a guardrail fails in 9 ", done.out)
 
@@ -263,23 +325,144 @@ def test_profiles_can_be_compared(ready: Cli, tmp_path: Path) -> None:
     assert done.err == ""
 
 
+def test_no_sentence_is_wider_than_a_terminal_of_a_hundred_columns(ready: Cli) -> None:
+    words = ("--set", "slots=2,4", "--set", "speed=1,1000", "--max-long-ttft", "1ms", "-j1")
+    done = ready("replay", "t.jsonl", *words)
+    *tables, sentences = done.out.split("\n\n")
+    assert len(sentences.splitlines()) > 8
+    titles = [table.splitlines()[0] for table in tables]
+    assert max(map(len, [*titles, *sentences.splitlines()])) <= 100
+
+
+def test_a_base_model_that_cannot_be_read_is_said_with_what_stands_in_for_it(ready: Cli, tmp_path: Path) -> None:
+    settings = fleet() | {"base": {"names": ["base"], "path": str(tmp_path / "gone")}}
+    write(tmp_path / "loraledger.yaml", settings)
+    done = ready("replay", "t.jsonl", "--set", "slots=3,4", "-j1")
+    assert done.code == 0
+    (said,) = [line for line in done.err.splitlines() if "base.path" in line]
+    assert said.startswith(f"warning: base.path {tmp_path / 'gone'}: ")
+    assert said.endswith(f"; bytes of slots and KV blocks are those of profile {DEFAULT} (Llama-3.1-8B (bf16))")
+
+
+def test_requests_that_their_tenant_may_not_make_are_counted_and_played(ready: Cli, tmp_path: Path) -> None:
+    settings = fleet()
+    settings["tenants"][0] |= {"adapters": ["*0", "a1*"], "base": False}
+    write(tmp_path / "loraledger.yaml", settings)
+    rows = [json.loads(line) for line in (tmp_path / "t.jsonl").read_text(encoding="utf-8").splitlines()[1:]]
+    refused = sum(row["adapter"] not in {"a0", "a1", "a10", "a11"} for row in rows)
+    done = ready("replay", "t.jsonl", "-j1", "--json")
+    assert 0 < refused < 120
+    assert f"warning: {refused} of 120 requests are for what the settings do not let their tenant call" in done.err
+    (run,) = done.items("replay")["runs"]
+    assert run["report"]["requests"] == 120
+
+
+def test_a_record_that_was_changed_is_not_compared_with(ready: Cli, tmp_path: Path) -> None:
+    assert ready("replay", "t.jsonl", "--out", "theirs", "-j1").code == 0
+    (path,) = (tmp_path / "theirs").glob("*/record/requests/*/*/*.parquet")
+    faster = tmp_path / "faster.parquet"
+    with connect(tmp_path / "scratch", threads=1, memory_limit="64MB") as connection:
+        rows = f"FROM read_parquet({quote(path)}) SELECT * REPLACE (arrived_ns + 1 AS first_token_ns)"
+        run(connection, f"COPY ({rows}) TO {quote(faster)} (FORMAT parquet)")
+    faster.replace(path)
+    done = ready("replay", "t.jsonl", "--out", "ours", "--against", "theirs/as_configured", "-j1")
+    assert done.code == 3
+    assert done.err.splitlines()[-1] == (
+        "loraledger: theirs/as_configured: its record is not the one that the run wrote; replay it again"
+    )
+    assert [path.name for path in (tmp_path / "ours").iterdir()] == ["replay.json"]
+
+
+@pytest.mark.parametrize(("jobs", "number", "code"), [("1", "TERM", 143), ("2", "TERM", 143), ("2", "INT", 130)])
+def test_a_signal_leaves_nothing_half_done_and_says_so(
+    ready: Cli, tmp_path: Path, jobs: str, number: str, code: int
+) -> None:
+    words = "zipf:1.0 --adapters 12 --requests 20000 --rate 10 --ranks 8 --bytes-per-rank 1MiB --out long.jsonl"
+    assert ready("trace", "generate", *words.split()).code == 0
+    command = [sys.executable, "-m", "loraledger.cli.main", "replay", "long.jsonl", "--set", "slots=2,3", "-j", jobs]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored here would be ignored there
+    process = subprocess.Popen(
+        [*command, "--out", "o"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+    )
+    signal.signal(signal.SIGINT, before)
+    deadline = time.monotonic() + 30
+    while len(list(tmp_path.glob("o/.*.partial/record"))) < int(jobs):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(signal.Signals[f"SIG{number}"])
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (code, "")
+    assert err.splitlines()[-1] == "replay: stopped; runs that were complete are kept"
+    assert [path.name for path in (tmp_path / "o").iterdir()] == ["replay.json"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_during_a_query_ends_as_any_other(
+    ready: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    """The query is a long one of DuckDB's own, since a summary of few rows is over before a signal comes."""
+
+    def endless(*_: object) -> object:
+        threading.Timer(0.3, os.kill, (os.getpid(), number)).start()
+        with connect(tmp_path / "scratch", threads=1, memory_limit="64MB") as connection:
+            run(connection, "SELECT sum(sin(a.range)) FROM range(10000000000) a")
+        raise AssertionError
+
+    monkeypatch.setattr(Compared, "read", endless)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        done = ready("replay", "t.jsonl", "-j1")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.code, done.out) == (code, "")
+    assert "interrupted" not in done.err
+    assert done.err.splitlines()[-1] == "replay: stopped; runs that were complete are kept"
+
+
+def test_an_interrupt_before_anything_is_played_says_that_nothing_was_written(
+    ready: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("loraledger.cli.replay.setup.prepare", interrupted)
+    done = ready("replay", "t.jsonl", "--out", "o")
+    assert (done.code, done.out, done.err.split("\n")) == (130, "", ["replay: stopped; nothing was written", ""])
+    assert not (tmp_path / "o").exists()
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--set", "slots=0"], 2, "slots=0: must be at least 1"),
+        (["--set", "slots=0"], 2, "--set slots=0: a whole number from 1 to 1,000,000,000 is wanted"),
         (["--set", "slot=4"], 2, "did you mean 'slots'"),
         (["--policy", "round_robin"], 2, "did you mean 'round-robin'"),
-        (["--set", "slots=7"], 3, "slots=7: replica r1: host_entries is 6: must be at least slots (7)"),
+        (
+            ["--set", "slots=7"],
+            3,
+            "slots=7: replica r1: host_entries is 6: must be at least slots (7), as in vLLM; that is from the settings: "
+            "give --set host_entries=N as well",
+        ),
         (
             ["--set", "slots=400", "--set", "host_entries=400"],
             3,
             "400 slots of rank 64 leave no KV: 26 leave one block",
         ),
-        (["--set", "max_rank=8"], 3, "t.jsonl: row 2: adapter 'a1': its rank 16 is above max_rank 8"),
-        (["--set", "kv_blocks=20"], 3, "all KV of a replica takes 321"),
+        (
+            ["--set", "max_rank=16,8"],
+            3,
+            "t.jsonl: row 2: adapter 'a1': its rank 16 is above max_rank 8 of every replica in the run max_rank=8",
+        ),
+        (["--set", "kv_blocks=4000,20"], 3, "all KV of a replica takes 321 in the run kv_blocks=20"),
+        (
+            ["--set", "kv_blocks=1", "--skip-unfit"],
+            3,
+            "t.jsonl: --skip-unfit would leave no request: 120 larger than all",
+        ),
         (["--profile", "no-such"], 3, "it is no shipped profile either; known: "),
         (["--against", "nowhere"], 3, "nowhere: not the folder of a run"),
         (["--out", "."], 3, "is not empty and no folder of a replay"),
@@ -321,6 +504,12 @@ def test_unfit_requests_are_left_out_of_every_run_where_this_is_asked(ready: Cli
     assert first.trace == second.trace
     assert "without=" in first.trace
     assert f"left out of every run: {left_out[1]} adapter larger than a slot\n" in done.out
+    said = "its rank 16 is above max_rank 8 of every replica in the run max_rank=8)"
+    before, _, why = done.err.splitlines()[-1].partition(" larger than a slot ('a1': ")
+    assert (before, why) == (
+        f"warning: --skip-unfit leaves out of every run, beside {first.requests} requests that are played: {left_out[1]} adapter",
+        said,
+    )
 
 
 def test_bad_rows_are_refused_with_their_row_or_counted(ready: Cli, tmp_path: Path) -> None:

@@ -61,6 +61,31 @@ def test_generate_writes_a_trace_and_says_how_skewed_it_came_out(cli: Cli, tmp_p
     assert said(done, "digest") == trace.digest
 
 
+def test_the_source_of_a_trace_is_the_whole_command_that_made_it(cli: Cli) -> None:
+    words = ("trace", "generate", "uniform", "--requests", "5", "--ranks", "8,16", "--bytes-per-rank", "2MiB")
+    found = document(cli(*words, "-o", "u.jsonl", "--json"))
+    assert found["source"] == f"loraledger {' '.join(words[:3])} --seed 42 {' '.join(words[3:])}"
+    again = document(cli(*found["source"].split()[1:], "-o", "v.jsonl", "--json"))
+    assert again["digest"] == found["digest"]
+
+
+def test_the_help_of_generate_says_what_it_does_unasked(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    told = " ".join(cli("trace", "generate", "--help").out.replace("│", " ").split())
+    found = document(cli("trace", "generate", "uniform", "-o", "u.jsonl", "--json"))
+    assert found["adapters_named"] == 100
+    assert "How many adapters there are. Default: 100; slora 200." in told
+    assert found["rate"] == pytest.approx(10, rel=0.1)
+    assert "Requests/s. Default: 10; slora 2." in told
+    assert found["duration_ns"] == pytest.approx(600 * 10**9, rel=0.01)
+    assert "Default: 10m unless --requests; slora 300s." in told
+    assert (found["prompt"]["max"], found["output"]["max"]) == (511, 511)
+    assert told.count("Default: 8-511; ") == 2
+    slora = document(cli("trace", "generate", "slora", "-o", "s.jsonl", "--json"))
+    assert (slora["adapters_named"], slora["requests"]) == (200, 2 * 300)
+    assert "Default: no limit; punica 1024." in told
+
+
 def test_describe_says_the_same_as_generate_and_gives_it_as_data(cli: Cli) -> None:
     made = cli(
         "trace", "generate", "uniform", "--out", "u.jsonl", "--requests", "500", "--base-share", "0.5", "--seed", "3"
@@ -268,6 +293,33 @@ def test_a_record_becomes_a_trace_without_prompts(cli: Cli, tmp_path: Path) -> N
     found = list(Trace(tmp_path / "r.jsonl"))
     assert [request.at for request in found] == [n * 10**9 for n in range(20)]
     assert (found[5].prompt_tokens, found[5].output_tokens) == (90, 7)
+
+
+def test_a_folder_around_a_record_is_refused_with_the_one_to_give(cli: Cli, tmp_path: Path) -> None:
+    known = {"tenant": "acme", "adapter": None, "status": "ok", "prompt_tokens": 9, "generated_tokens": 7}
+    for run in (".old.partial", "b", "c"):
+        row: dict[str, object] = {**known, "id": "q", "arrived_ns": 1_789_992_000 * 10**9}
+        write_parquet({"requests": [row]}, tmp_path / "runs" / run / "record", "s1")
+    done = cli("trace", "import", "record", "runs/b", "-o", "r.jsonl")
+    assert (done.code, done.err.count("\n")) == (3, 1)
+    assert "runs/b: not a record, but there is one in it: give runs/b/record" in done.err
+    done = cli("trace", "import", "record", "runs", "-o", "r.jsonl")
+    assert (done.code, done.err.count("\n")) == (3, 1)
+    assert "there are 2 in it: give one of them, such as runs/b/record" in done.err
+    assert cli("trace", "import", "record", "runs/c/record", "-o", "r.jsonl").code == 0
+
+
+def test_describe_says_what_to_do_with_a_trace_without_requests(cli: Cli, tmp_path: Path) -> None:
+    head = '{"loraledger_trace":1,"name":"n","source":"s","licence":"l"}\n'
+    (tmp_path / "none").write_text(head, encoding="utf-8")
+    (tmp_path / "bad").write_text(f"{head}\nno row\n", encoding="utf-8")
+    done = cli("trace", "describe", "none")
+    assert (done.code, "none: no request in it: give a file that holds at least one\n" in done.err) == (3, True)
+    done = cli("trace", "describe", "bad", "--skip-bad")
+    assert (done.code, "bad: no request in it, all were dropped (1 a hole, 1 not a request): mend" in done.err) == (
+        3,
+        True,
+    )
 
 
 def test_names_in_a_trace_do_not_reach_the_terminal_as_commands(cli: Cli, tmp_path: Path) -> None:

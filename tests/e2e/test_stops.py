@@ -85,7 +85,7 @@ def test_what_is_still_open_at_the_drain_limit_is_cut_and_has_a_row(
         assert "identical" in gateway.verify()
     check_texts([call for call in made if call.text], adapters)
     assert all(call.error is not None for call in made)
-    assert took < 5
+    assert took < 15
     assert {(row["status"], row["reason"]) for row in rows.values()} == {("gateway_crashed", "drain_timeout")}
     assert len(rows) == len(calls)
     eventually(lambda: sum(emulator.metrics()["running"] for emulator in slow_pair) == 0, "the engines to be told")

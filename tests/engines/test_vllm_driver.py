@@ -372,7 +372,7 @@ async def test_load_sends_the_versioned_name_and_the_engines_path(engine: Script
     watched.driver.perform(Load(7, "gpu-0", "alpha", A))
     done = await watched.nth(CommandDone)
     assert done.command == 7
-    assert 0 < done.took < 1000 * MS
+    assert 0 < done.took < 30_000 * MS
     assert engine.bodies("/v1/load_lora_adapter") == [{"lora_name": A, "lora_path": "/mnt/models/alpha"}]
 
 

@@ -121,7 +121,7 @@ def test_a_wrong_name_is_cheap_whatever_its_length_and_however_many_adapters(mod
             grants.resolve("t", model)
         best = min(best, time.perf_counter() - started)
         assert len(caught.value.message) < 400
-    assert best < 0.02
+    assert best < 0.1
 
 
 def test_bad_grants_are_refused_at_once() -> None:

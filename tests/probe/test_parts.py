@@ -506,11 +506,11 @@ async def test_a_long_poll_ends_with_the_first_event_or_with_its_time(tmp_path: 
         began = time.monotonic()
         empty = (await client.get("/loraledger/events?wait_s=0.2")).json()
         assert empty["events"] == []
-        assert 0.2 <= time.monotonic() - began < 2.0
+        assert 0.2 <= time.monotonic() - began < 8.0
         waiting = asyncio.create_task(client.get("/loraledger/events?wait_s=10"))
         await asyncio.sleep(0.1)
         writer.emit("worker", "x")
         writer.flush()
         page = (await waiting).json()
         assert [found["kind"] for found in page["events"]] == ["x"]
-        assert time.monotonic() - began < 8.0
+        assert time.monotonic() - began < 9.0

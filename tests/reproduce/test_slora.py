@@ -11,7 +11,7 @@ from benchmarks.reproduce import __main__ as reproduce
 from benchmarks.reproduce import slora
 from benchmarks.reproduce.slora_files import Run, place_of, read_runs
 from benchmarks.reproduce.slora_fit import Fitted, fit_points
-from benchmarks.reproduce.slora_lines import generator_lines
+from benchmarks.reproduce.slora_lines import FIRST_TOKEN, GENERATOR, THROUGHPUT, generator_lines
 from benchmarks.reproduce.slora_model import Constants, Predictor, arrivals_of, priors
 from benchmarks.reproduce.slora_setup import gpu_of, model_of, pool_of, split_pool, unified_pool
 
@@ -244,12 +244,16 @@ def test_made_up_gpu_is_fitted_predicted_printed_and_written(
 ) -> None:
     data, profiles = made_up(tmp_path / "data", TRUE), tmp_path / "profiles"
     report, document = tmp_path / "out.json", tmp_path / "out.md"
-    options = ["--only", "2,5", "--json", str(report), "--markdown", str(document), "--write-profiles", str(profiles)]
+    options = ["--only", "slora", "--json", str(report), "--markdown", str(document), "--write-profiles", str(profiles)]
     assert reproduce.main([str(data), *options]) == 0
-    lines = json.loads(report.read_text())["lines"]
+    found = json.loads(report.read_text())["lines"]
+    assert [line["target"] for line in found][:3] == [GENERATOR] * 3
+    lines = [line for line in found if line["target"] in (THROUGHPUT, FIRST_TOKEN)]
     held_out = [line for line in lines if not line["fitted"] and isinstance(line["ours"], float)]
     assert len(held_out) == 4
-    assert all(line["ours"] == pytest.approx(line["published"], rel=0.03) for line in held_out if line["target"] == "2")
+    assert all(
+        line["ours"] == pytest.approx(line["published"], rel=0.03) for line in held_out if line["target"] == THROUGHPUT
+    )
     assert sum(line["fitted"] for line in lines) == 6
     assert "a10g S1 slora (3 runs)" in document.read_text()
     written = read_profile(str(profiles / "slora-llama-7b-a10g.json"))
@@ -259,21 +263,22 @@ def test_made_up_gpu_is_fitted_predicted_printed_and_written(
 
 
 def test_bad_data_ends_with_3(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce.main([str(tmp_path / "none"), "--only", "2"]) == 3
+    assert reproduce.main([str(tmp_path / "none"), "--only", "slora"]) == 3
     write(tmp_path / slora.FOLDER / "sweep_a10g_S2_slora.jsonl", "{}")
-    assert reproduce.main([str(tmp_path), "--only", "2"]) == 3
+    assert reproduce.main([str(tmp_path), "--only", "slora"]) == 3
     assert "sweep_a10g_S2_slora.jsonl: row 1" in capsys.readouterr().err
 
 
 def test_one_missing_folder_is_said_and_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "bsc-vllm-lora-grid").mkdir()
-    assert reproduce.main([str(tmp_path), "--only", "2"]) == 0
-    assert "has no slora-results" in capsys.readouterr().out
+    assert reproduce.main([str(tmp_path), "--only", "slora"]) == 0
+    assert f"not predicted: S-LoRA: {tmp_path} has no slora-results" in capsys.readouterr().out
 
 
 def test_a_folder_without_any_of_the_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert reproduce.main([str(tmp_path), "--only", "2"]) == 3
-    assert "no folder with slora-results or bsc-vllm-lora-grid" in capsys.readouterr().err
+    assert reproduce.main([str(tmp_path), "--only", "slora"]) == 3
+    said = capsys.readouterr().err
+    assert "no folder with slora-results or bsc-vllm-lora-grid in it; docs/accuracy.md says where" in said
 
 
 def test_place_without_anything_to_fit_to_is_left_out_with_a_reason(tmp_path: Path) -> None:

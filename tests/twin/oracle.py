@@ -5,8 +5,10 @@ Slow on purpose. Nothing is shared with the twin but its events and its profile.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import pairwise
 
 from loraledger.twin.events import (
@@ -63,6 +65,12 @@ class Entry:
     size: int
     rank: int
     ready: int
+    number: int = 1
+
+    def turn(self) -> bytes:
+        """When a step uses it, among others: by the hash of its name, as a set does. It says nothing and never changes."""
+        name = self.name if self.number == 1 else f"{self.name}#{self.number}"
+        return blake2b(name.encode(), digest_size=8).digest()
 
 
 @dataclass(eq=False)
@@ -106,6 +114,7 @@ class Oracle:
     cancelled: dict[str, int] = field(default_factory=dict)
     dead: bool = False
     free: list[Block] = field(default_factory=list)
+    registrations: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.free = [Block() for _ in range(self.profile.kv_blocks)]
@@ -180,7 +189,8 @@ class Oracle:
         elif self.too_large(call):
             self.events.append(LoadFailed(self.now, call.name, "too_large"))
         else:
-            entry = Entry(call.name, call.size, call.rank, 0)
+            self.registrations[call.name] += 1
+            entry = Entry(call.name, call.size, call.rank, 0, self.registrations[call.name])
             began = self.now
             self.now = entry.ready = self.use(entry, began)
             self.registered[call.name] = entry
@@ -309,7 +319,7 @@ class Oracle:
 
     def execute(self, planned: list[tuple[Live, int]]) -> None:
         end = self.now
-        for entry in self.batch:
+        for entry in sorted(self.batch, key=Entry.turn):
             if entry not in self.host and entry.name in self.gone:
                 self.die(end, entry)
                 return

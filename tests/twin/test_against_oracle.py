@@ -31,7 +31,8 @@ def points(draw: st.DrawFn, last: int) -> tuple[tuple[int, int], ...]:
 @st.composite
 def decode_tables(draw: st.DrawFn, max_seqs: int) -> tuple[tuple[int, int, int], ...]:
     counts = sorted({1, max_seqs} | draw(st.sets(st.integers(1, max_seqs), max_size=2)))
-    return tuple((count, draw(st.integers(1, 30)), draw(COSTS)) for count in counts)
+    intercepts = sorted(draw(st.lists(st.integers(1, 30), min_size=len(counts), max_size=len(counts))))
+    return tuple((count, time, draw(COSTS)) for count, time in zip(counts, intercepts, strict=True))
 
 
 @st.composite

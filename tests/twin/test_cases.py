@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ledger.replicas import replica, seen
+from ledger.replicas import GIB, replica, seen
 from loraledger.ledger.accounts import ledger_of
 from loraledger.ledger.limit import limiting
 from loraledger.tiers import EngineTiers
@@ -66,6 +66,36 @@ def test_more_host_memory_spares_reads_but_no_activation_and_sixteen_slots_spare
     assert loads_of(sixteen, 16, 16) == 16
 
 
+def loads_under(leaves: Callable[[list[str], list[str]], str], names: list[str], slots: int) -> int:
+    """Misses of ``names``; ``leaves`` picks who goes, of those held (first in, first) and of the uses to come."""
+    held: list[str] = []
+    loads = 0
+    for number, name in enumerate(names):
+        if name in held:
+            continue
+        loads += 1
+        if len(held) == slots:
+            held.remove(leaves(held, names[number:]))
+        held.append(name)
+    return loads
+
+
+def first_in(held: list[str], _: list[str]) -> str:
+    return held[0]
+
+
+def used_last(held: list[str], to_come: list[str]) -> str:
+    return max(held, key=lambda name: to_come.index(name) if name in to_come else len(to_come))
+
+
+def test_first_in_first_out_hits_nothing_either_and_no_rule_at_all_comes_near_a_split() -> None:
+    assert (loads_under(first_in, [*"abaca"], 2), loads_of([*"abaca"], 2, 2)) == (4, 3)  # where the two rules differ
+    sixteen = cycle(16)
+    assert loads_under(first_in, sixteen, SLOTS) == loads_of(sixteen, SLOTS, SLOTS) == len(sixteen)
+    # Who knows what comes does hit on a cycle, by letting the newest go, and still loads thrice as often as a split.
+    assert len(sixteen) > loads_under(used_last, sixteen, SLOTS) > 3 * EXPECT["loads_16_on_two_replicas_split_8_8"]
+
+
 def twin_of(adapters: int, every_s: float) -> tuple[Counter[type], Counter[type], int]:
     """The trace on one replica, a request every ``every_s``: what load calls moved, what requests moved, median TTFT in ps."""
     twin = ReplicaTwin(
@@ -117,10 +147,11 @@ def test_the_ledger_names_the_working_set_and_what_would_hold_it() -> None:
     )
     assert found.pool == "adapters"
     assert any("240.0 activations a minute of 16 adapters in 8 slots" in sign.statement for sign in found.evidence)
-    levers = {lever.name: lever.statement for lever in found.levers}
-    assert "8 more hold the working set" in levers["more slots"]
-    assert "less for KV" in levers["more slots"]
-    assert levers["affinity"] == "fewer adapters on this replica, more on others"
+    levers = {lever.name: lever for lever in found.levers}
+    more, split = levers["more slots"], levers["affinity"]
+    assert more.statement == "8 more hold the working set: 8 GiB or 8,192 KV tokens less for KV"
+    assert split.statement == "fewer adapters on this replica, more on others"
+    assert (more.frees.value, split.frees.value) == (-8 * GIB, 0)
     assert "more host entries" not in levers
 
 
@@ -132,14 +163,21 @@ NAMES = ("A", "B", "C", "D")
 START = PS_PER_S
 
 
-def queued(slots: int = QUEUE["max_loras"], output: int = 20, **changes: Any) -> ReplicaTwin:
-    """The queue of the case, all there at once, on a replica that knows all four adapters."""
+def queued(
+    slots: int = QUEUE["max_loras"],
+    output: int = 20,
+    of: tuple[str, ...] = ("base", *NAMES),
+    **changes: Any,
+) -> ReplicaTwin:
+    """What the queue of the case asks ``of``, all there at once, on a replica that knows all four adapters."""
     twin = ReplicaTwin(TwinProfile(slots=slots, host_entries=8, **changes))
     for name in NAMES:
         twin.register(0, name, 1000, 16)
     advance(twin, START)
     twin.advance(START)
     for number, asked in enumerate(QUEUE["queue"]):
+        if asked not in of:
+            continue
         adapter = None if asked == "base" else asked
         twin.submit(START, TwinRequest(f"{asked}{number}", adapter, 4, output))
     return twin
@@ -173,6 +211,43 @@ def test_the_oldest_wait_of_each_adapter_shows_who_is_kept_out() -> None:
     oldest = {name: max(at - START for key, at in firsts.items() if key.startswith(name)) for name in ("base", *NAMES)}
     assert len({oldest[name] for name in ("base", "A", "B", "C")}) == 1
     assert oldest["D"] > 5 * oldest["A"]
+
+
+def test_what_waits_lacks_a_slot_while_kv_is_free_and_the_ledger_says_so() -> None:
+    twin = queued()
+    twin.advance(START)
+    sample = twin.sample(START)
+    assert sample.kv_used_blocks < sample.kv_blocks // 2
+    slots = seen(QUEUE["max_loras"], "slots")
+    found = limiting(
+        ledger_of(
+            replica(
+                slots=slots,
+                slots_used=slots,
+                working_set=seen(len(sample.active), "adapters"),
+                blocks_total=seen(sample.kv_blocks, "blocks"),
+                blocks_free=seen(sample.kv_blocks - sample.kv_used_blocks, "blocks"),
+                waiting_requests=seen(sample.waiting, "requests"),
+                blocked_requests=seen(sample.waiting, "requests"),
+            )
+        )
+    )
+    assert (found.pool, found.also) == ("adapters", ())
+    free = f"{1 - sample.kv_used_blocks / sample.kv_blocks:.0%} of the KV blocks are free"
+    says = f"{HOL['skip_ahead']['left'].count('D')} requests wait because other adapters hold all slots, while {free}"
+    assert says in [sign.statement for sign in found.evidence]
+    levers = {lever.name: lever.statement for lever in found.levers}
+    assert "1 more hold the working set" in levers["more slots"]
+    assert levers["affinity"] == "fewer adapters on this replica, more on others"
+
+
+def test_with_the_fourth_adapter_elsewhere_all_run_at_once() -> None:
+    asked = Counter(QUEUE["queue"])
+    for of in (("base", *NAMES[:3]), NAMES[3:]):
+        twin = queued(of=of)
+        twin.advance(START)
+        sample = twin.sample(START)
+        assert (sample.running, sample.waiting) == (sum(asked[name] for name in of), 0)
 
 
 @pytest.mark.parametrize("slots", [3, 4])

@@ -7,6 +7,7 @@ import random
 import msgspec
 import pytest
 
+from loraledger.twin.calibrated import Calibrated
 from loraledger.twin.fit import Fit, fit
 from loraledger.twin.fit_points import DecodePoint, MixedPoint, MovePoint, Points, PrefillPoint
 from loraledger.twin.fit_solving import isotonic, least_squares, without_outliers
@@ -147,6 +148,38 @@ def test_a_batch_that_ran_while_the_machine_was_fast_does_not_make_larger_batche
     steps = [found.step_ps(n, 600, 0, 1) for n in (1, 2, 4, 8, 16, 32)]
     assert found.decode_table
     assert steps == sorted(steps)
+
+
+def test_batches_that_ran_at_unlike_contexts_make_no_table_that_a_profile_refuses() -> None:
+    steep = [DecodePoint(sequences=1, kv_tokens=kv, adapters=0, seconds=0.001 + kv * 1e-6) for kv in (100, 550, 1000)]
+    flat = [DecodePoint(sequences=2, kv_tokens=kv, adapters=0, seconds=0.0009 + kv * 5e-7) for kv in (400, 1200, 2000)]
+    points = msgspec.structs.replace(measured(), decodes=(*steep, *flat))
+    table = fit(points, TwinProfile()).profile.decode_table
+    assert [row[0] for row in table[:2]] == [1, 2]
+    assert table[0][1] == table[1][1]
+    assert table[0][2] == pytest.approx(1_000_000)
+    assert table[1][2] == pytest.approx(500_000)
+
+
+def test_what_is_known_of_an_engine_gets_what_was_fitted_and_keeps_the_rest() -> None:
+    found = fit(measured(), TwinProfile(slots=3))
+    known = Calibrated(
+        name="lab",
+        engine="vllm",
+        engine_version=None,
+        model="m",
+        device="d",
+        date="2026-11-29",
+        source="a test",
+        profile=TwinProfile(slots=3),
+        slot_bytes=5,
+        notes=("a note",),
+    )
+    whole = found.into(known)
+    assert (whole.name, whole.slot_bytes, whole.notes) == ("lab", 5, ("a note",))
+    assert (whole.profile, whole.terms) == (found.profile, found.terms)
+    assert (whole.boundary_ps, whole.boundary_per_seq_ps) == (found.boundary_ps, found.boundary_per_seq_ps)
+    assert whole.load_call_ps == found.load_call_ps > 0 < whole.boundary_ps
 
 
 def test_prompts_that_no_line_fits_get_a_table_and_prompts_beside_decodes_their_own() -> None:

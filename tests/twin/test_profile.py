@@ -96,6 +96,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"decode_table": ((1, 10, -1), (256, 10, 1))}, "^decode_table: slope of 1 sequences is -1: must not be negative"),
     ({"decode_table": ((1, 0, 1), (256, 10, 1))}, "^decode_table: intercept of 1 sequences is 0"),
     ({"decode_table": ((1, 10, 1), (255, 10, 1))}, r"^decode_table: sequences must rise from 1 to max_seqs \(256\)"),
+    (
+        {"decode_table": ((1, 10, 2), (2, 9, 1), (256, 9, 1))},
+        "^decode_table: a step of 2 sequences is shorter than one of 1,",
+    ),
+    ({"max_seqs": 100_001, "token_budget": 100_001}, "^max_seqs is 100001: must be at most 100000"),
+    ({"block_size": 100_001}, "^block_size is 100001: must be at most 100000"),
     ({"decode_table": ((1, 10, 1), (1, 10, 1), (256, 10, 1))}, "^decode_table: sequences must rise"),
     ({"prefill_table": ((1, 10), (100, 9), (2048, 10))}, "^prefill_table: negative slope between 1 and 100 tokens"),
     ({"prefill_table": ((1, -1), (2048, 10))}, "^prefill_table: time of 1 tokens is -1"),
@@ -105,6 +111,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"layout": "unified", "unified": UnifiedRules(kv_bytes_per_token=-1)}, "^unified.kv_bytes_per_token is -1"),
     ({"layout": "unified", "unified": UnifiedRules(order="best")}, "^unified.order is 'best'"),  # type: ignore[arg-type]
 ]
+
+
+def test_an_intercept_may_fall_where_the_slope_makes_up_for_it() -> None:
+    assert TwinProfile(max_seqs=2, decode_table=((1, 10, 3), (2, 9, 2))).decode_table[1] == (2, 9, 2)
 
 
 @pytest.mark.parametrize(("changes", "message"), BAD)

@@ -24,6 +24,7 @@ from loraledger.twin.events import (
 )
 from loraledger.twin.profile import TwinProfile
 from loraledger.twin.replica import ReplicaTwin
+from loraledger.twin.requests import PLACE, Adapter
 
 PLAIN = TwinProfile(
     slots=2,
@@ -269,14 +270,15 @@ def test_moves_of_a_round_robin_over_one_adapter_too_many() -> None:
 
 
 def test_batch_can_push_out_its_own_member() -> None:
+    first, second = sorted((Adapter(name, name, 0, 1) for name in ("old", "x")), key=PLACE)
     twin = make(slots=2, host_entries=2)
-    at = registered(twin, "old", "x", "y")
-    assert [twin.tier(name) for name in ("old", "x", "y")] == ["disk", "gpu", "gpu"]
-    ask(twin, at, "a", 1, 1, "old")
-    ask(twin, at, "b", 1, 1, "x")
+    at = registered(twin, first.name, second.name, "y")
+    assert [twin.tier(name) for name in (first.name, second.name, "y")] == ["disk", "gpu", "gpu"]
+    ask(twin, at, "a", 1, 1, second.name)
+    ask(twin, at, "b", 1, 1, first.name)
     events = drain(twin)
-    assert [e.name for e in events if isinstance(e, Loaded)] == ["old", "x"]
-    assert [e.name for e in events if isinstance(e, Evicted) and e.tier == "host"] == ["x", "y"]
+    assert [e.name for e in events if isinstance(e, Loaded)] == [first.name, second.name]
+    assert [e.name for e in events if isinstance(e, Evicted) and e.tier == "host"] == [second.name, "y"]
 
 
 def test_forgotten_name_keeps_its_place_and_its_running_requests() -> None:

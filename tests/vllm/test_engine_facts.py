@@ -253,7 +253,7 @@ def test_idle_connection_is_closed_by_the_server_after_five_seconds(engine: Engi
         assert idle.recv(4096).startswith(b"HTTP/1.1 200")
         answered = time.monotonic()
         assert idle.recv(1) == b""
-        assert 4.5 < time.monotonic() - answered < 7.0
+        assert 4.5 < time.monotonic() - answered < 10.0
 
 
 def read_stream(engine: Engine, model: str, opened: list[str]) -> list[str]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraledger.cli.options import JsonOption
+from loraledger.cli.options import STOPPED, DurationType, JsonOption
 from loraledger.errors import ConfigError, InputFileError, TargetError
+from loraledger.units import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from loraledger.engines.calibrate.run import Result
     from loraledger.twin.calibrated import Calibrated
 
+BUDGET_S = 120.0
 MOST_ADAPTERS = 256
-STOPPED = 143
-"""Exit code after SIGTERM."""
 
 ModelOption = Annotated[str | None, typer.Option(help="Name of the base model there. Default: the only one served.")]
 AdapterOption = Annotated[
@@ -39,7 +39,13 @@ SlotsOption = Annotated[int | None, typer.Option(min=1, help="The engine's --max
 HostOption = Annotated[int | None, typer.Option(min=1, help="Its --max-cpu-loras. Default: as its probe tells.")]
 RankOption = Annotated[int | None, typer.Option(min=1, help="Its --max-lora-rank. Default: as its probe tells.")]
 SeqsOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-seqs. No engine shows it.")]
-BudgetOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-batched-tokens. No engine shows it.")]
+TokensOption = Annotated[int | None, typer.Option(min=1, help="Its --max-num-batched-tokens. No engine shows it.")]
+BudgetOption = Annotated[
+    int | None,
+    typer.Option(
+        parser=DurationType, metavar="TIME", help=f"Longest time that it may measure for. Default: {BUDGET_S:g}s."
+    ),
+]
 KeyOption = Annotated[str | None, typer.Option(help="Environment variable with the engine's API key.")]
 ProbeOption = Annotated[str | None, typer.Option(help="Environment variable with the key of the probe in it.")]
 
@@ -51,19 +57,23 @@ def calibrate(
     adapters_folder: FolderOption = None,
     out: Annotated[Path, typer.Option(help="The profile that is written.")] = Path("profile.json"),
     quick: Annotated[bool, typer.Option("--quick", help="Fewer points, each measured once.")] = False,
-    budget: Annotated[str, typer.Option(help="Longest time that it may measure for.")] = "120s",
+    budget: BudgetOption = None,
     name: Annotated[str | None, typer.Option(help="Name of the profile. Default: that of the file.")] = None,
     device: Annotated[str, typer.Option(help="What the engine runs on, for whoever reads the profile.")] = "unknown",
     slots: SlotsOption = None,
     host_entries: HostOption = None,
     max_rank: RankOption = None,
     max_seqs: SeqsOption = None,
-    token_budget: BudgetOption = None,
+    token_budget: TokensOption = None,
     key_env: KeyOption = None,
     probe_key_env: ProbeOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure an idle engine and write its profile: prefill, decode by batch and context, loads by bytes, adapters a step."""
+    """Measure an idle engine and write its profile: prefill, decode by batch and context, loads by bytes, adapters a step.
+
+    Exit code 3: an adapter, a file or a flag cannot be used; 4: the engine does not answer, is busy, refuses an adapter or was too
+    slow for the budget; 130 and 143: ended by Ctrl-C and SIGTERM, its adapters unloaded.
+    """
     import asyncio
     import sys
 
@@ -71,6 +81,8 @@ def calibrate(
     from loraledger.engines.calibrate.run import Request
     from loraledger.engines.protocol import ReplicaTarget
 
+    if budget == 0:
+        raise typer.BadParameter("--budget must be above 0")
     if out.is_dir() or not out.parent.is_dir():
         raise ConfigError(f"--out {out}: give a file in a folder that exists")
     folders = _folders(adapter or [], adapters_folder)
@@ -83,7 +95,7 @@ def calibrate(
         model=model,
         given=given,
         folders=folders,
-        budget_s=_duration(budget),
+        budget_s=BUDGET_S if budget is None else budget / NS_PER_S,
         quick=quick,
         name=name or out.stem,
         device=device,
@@ -170,8 +182,12 @@ def _folders(named: list[str], folder: Path | None) -> tuple[Folder, ...]:
         paths |= {path.parent.name: path.parent.resolve() for path in sorted(folder.glob("*/adapter_config.json"))}
         if not paths:
             raise ConfigError(f"--adapters-folder {folder}: no sub-folder has an adapter_config.json")
+    if len(paths) > MOST_ADAPTERS:
+        raise ConfigError(
+            f"{len(paths)} adapters to measure with, limit {MOST_ADAPTERS}: give a few, of different sizes"
+        )
     found = []
-    for name, place in list(paths.items())[:MOST_ADAPTERS]:
+    for name, place in paths.items():
         try:
             one = read_folder(name, place)
         except InputFileError as error:
@@ -199,18 +215,6 @@ def _secret(variable: str | None) -> str | None:
     if not key:
         raise ConfigError(f"the environment variable {variable} is not set: it should hold the key")
     return key
-
-
-def _duration(text: str) -> float:
-    from loraledger.units import parse_duration
-
-    try:
-        found = parse_duration(text) / 1e9
-    except ValueError as error:
-        raise typer.BadParameter(f"--budget {error}") from error
-    if found <= 0:
-        raise typer.BadParameter("--budget must be above 0")
-    return found
 
 
 def _today() -> str:

@@ -1,15 +1,21 @@
-"""How verbs print: a table for people on a terminal, plain columns in a pipe, one JSON document with ``--json``."""
+"""How verbs print: tables for people, plain columns in a pipe, one JSON document with ``--json``; and a bar for long work."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import msgspec
+
+T = TypeVar("T")
 
 SCHEMA_VERSION = 1
 UNLIMITED = 100_000
 """Columns of a table in a pipe: nothing is cut for a program that reads it."""
+MANY = 100_000
+"""Rows from which on a bar is shown: fewer take less than a second."""
+_STEP = 10_000
 
 
 def print_json(kind: str, items: object) -> None:
@@ -42,3 +48,25 @@ def between(row: dict[str, object], start: str, end: str) -> int | None:
     """The duration between two time columns of a row, ns; ``None`` if either is unknown."""
     a, b = row.get(start), row.get(end)
     return b - a if isinstance(a, int) and isinstance(b, int) else None
+
+
+def watched(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
+    """``items``, with a bar on stderr once there were many, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total, visible=False)
+        for number, item in enumerate(items, 1):
+            if number % _STEP == 0 and number >= MANY:
+                bar.update(task, completed=number, visible=True)
+            yield item
+
+
+def printable(text: str) -> str:
+    """``text`` with what a terminal would obey escaped: names in a trace come from anybody."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -10,18 +10,23 @@ grows with the streams that the same server has to serve. A load call holds the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import msgspec
 
-from loraledger.twin.profile import TwinProfile
+from loraledger.twin.profile import PS_PER_S, TwinProfile
 
 VERSION: Final = 1
 LARGEST: Final = 10**16
-"""Of any number in a profile; as picoseconds that is 2.8 hours."""
+"""Of any number in a profile."""
+LONGEST_PS: Final = 600 * PS_PER_S
+"""Of what one term adds to the longest step, of a move, and of the way in: nobody waits for an engine that takes longer."""
+SLOWEST: Final = 100_000
+"""Bytes a second of a load: an adapter of 60 MB in ten minutes."""
 
 
-class Term(msgspec.Struct, frozen=True, kw_only=True):
+class Term(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How one part of the profile was fitted. Errors are relative (0.05 is 5 %), over the points that it was fitted to."""
 
     name: str
@@ -30,6 +35,12 @@ class Term(msgspec.Struct, frozen=True, kw_only=True):
     error_mean: float | None = None
     error_worst: float | None = None
     note: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("points", "error_mean", "error_worst"):
+            value = getattr(self, field)
+            if value is not None and value < 0:
+                raise ValueError(f"{field} is {value}: must not be negative")
 
 
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -69,6 +80,44 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             value = getattr(self, field)
             if value is not None and value < 1:
                 raise ValueError(f"{field} is {value}: must be at least 1, or null where it is unknown")
+        for field, value, lasts in _durations(self):
+            if lasts > LONGEST_PS:
+                raise ValueError(
+                    f"{field} is {value}: that comes to {lasts // PS_PER_S:,} s, and {LONGEST_PS // PS_PER_S} s is the most "
+                    "that an engine is believed to take"
+                )
+        if self.profile.load_bytes_per_s < SLOWEST:
+            raise ValueError(f"profile.load_bytes_per_s is {self.profile.load_bytes_per_s}: must be at least {SLOWEST}")
+
+
+def _durations(calibrated: Calibrated) -> Iterator[tuple[str, int, int]]:
+    """Each time in the file: (field, as it is there, how long it makes the longest step, a move or the way in, ps)."""
+    profile = calibrated.profile
+    adapters = profile.slots if profile.layout == "slots" else profile.max_seqs
+    times = {
+        "step_base_ps": 1,
+        "step_per_seq_ps": profile.max_seqs,
+        "step_per_kv_token_ps": profile.kv_tokens,
+        "prefill_floor_ps": 1,
+        "prefill_offset_ps": 1,
+        "prefill_per_token_ps": profile.prefill_limit,
+        "adapter_step_ps": adapters,
+        "lora_ps": 1,
+        "rank_step_ps": profile.max_rank * (adapters if profile.rank_cost == "sum" else 1),
+        "load_overhead_ps": 1,
+        "activation_ps": 1,
+        "activation_per_rank_ps": profile.max_rank,
+    }
+    for field, count in times.items():
+        yield f"profile.{field}", getattr(profile, field), abs(getattr(profile, field)) * count
+    for count, intercept, slope in profile.decode_table:
+        yield f"profile.decode_table: intercept of {count} sequences", intercept, intercept
+        yield f"profile.decode_table: slope of {count} sequences", slope, slope * profile.kv_tokens
+    for field in ("prefill_table", "mixed_table"):
+        for tokens, time in getattr(profile, field):
+            yield f"profile.{field}: time of {tokens} tokens", time, time
+    for field, count in (("boundary_ps", 1), ("boundary_per_seq_ps", profile.max_seqs), ("load_call_ps", 1)):
+        yield field, getattr(calibrated, field), getattr(calibrated, field) * count
 
 
 _DECODER: Final = msgspec.json.Decoder(Calibrated)

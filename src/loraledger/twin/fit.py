@@ -21,11 +21,11 @@ from typing import Final
 
 import msgspec
 
-from loraledger.twin.calibrated import Term
+from loraledger.twin.calibrated import Calibrated, Term
 from loraledger.twin.fit_points import DecodePoint, MovePoint, Points, term_of, to_ps, to_seconds
 from loraledger.twin.fit_prompts import fit_prompts
 from loraledger.twin.fit_solving import isotonic, least_squares, without_outliers
-from loraledger.twin.profile import PS_PER_S, TwinProfile
+from loraledger.twin.profile import PS_PER_S, TwinProfile, is_shorter
 
 LINE_MISS: Final = 0.05
 """A line that misses a point by more gives way to a table."""
@@ -46,6 +46,17 @@ class Fit(msgspec.Struct, frozen=True, kw_only=True):
     boundary_per_seq_ps: int
     load_call_ps: int
     adapter_ps: int | None
+
+    def into(self, given: Calibrated) -> Calibrated:
+        """``given`` with all that was fitted. Raises ``ValueError`` for what no engine is believed to take."""
+        return msgspec.structs.replace(
+            given,
+            profile=self.profile,
+            terms=self.terms,
+            boundary_ps=self.boundary_ps,
+            boundary_per_seq_ps=self.boundary_per_seq_ps,
+            load_call_ps=self.load_call_ps,
+        )
 
 
 def fit(points: Points, facts: TwinProfile) -> Fit:
@@ -195,6 +206,9 @@ def _decode_table(
         (count, max(1, to_ps(time - slope * kv)), to_ps(slope))
         for (count, kv, slope), time in zip(fitted, isotonic(shortest), strict=True)
     ]
+    for at in range(1, len(rows)):
+        if is_shorter(rows[at], rows[at - 1]):  # the shortest contexts of the two were not alike
+            rows[at] = rows[at][0], rows[at - 1][1], rows[at][2]
     if rows[0][0] > 1:
         rows.insert(0, (1, max(1, min(rows[0][1], profile.step_base_ps + profile.step_per_seq_ps)), rows[0][2]))
     last, most = rows[-1], profile.max_seqs

@@ -112,9 +112,7 @@ def _fit_mixed(
         found = []
         for p in mixed:
             step = to_seconds(made.step_ps(p.sequences, p.kv_tokens, 0, p.adapters))
-            found.append(
-                abs(step + to_seconds(made.prefill_ps(p.tokens, p.sequences)) - step - p.delay) / (step + p.delay)
-            )
+            found.append(abs(to_seconds(made.prefill_ps(p.tokens, p.sequences)) - p.delay) / (step + p.delay))
         return found
 
     alike, notes = misses(profile), []

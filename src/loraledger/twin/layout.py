@@ -37,8 +37,7 @@ class Layout(ABC):
         self._by_count = [profile.adapters_ps(count, ()) for count in range(profile.max_seqs + 1)]
         self._completing: list[Request] = []  # prompts that will be complete when the step in flight ends
         self._joined: list[Adapter] = []  # of the batch, since the last step began
-        self._left: list[tuple[int, Adapter]] = []  # with the numbers under which they had joined
-        self._joins = 0
+        self._left: list[Adapter] = []  # the batch, since the last step began
         self.batch: dict[Adapter, int] = {}
         self.missing: Adapter | None = None
         self.given_up: list[Request] = []
@@ -168,8 +167,6 @@ class Layout(ABC):
             return
         users = self.batch.get(adapter)
         if users is None:
-            self._joins += 1
-            adapter.joined = self._joins
             self._joined.append(adapter)
             self.batch[adapter] = 1
         else:
@@ -185,4 +182,4 @@ class Layout(ABC):
             self.batch[adapter] = users
         else:
             del self.batch[adapter]
-            self._left.append((adapter.joined, adapter))
+            self._left.append(adapter)

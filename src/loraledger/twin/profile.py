@@ -36,6 +36,8 @@ import msgspec
 PS_PER_S = 1_000_000_000_000
 PS_PER_MS = 1_000_000_000
 PS_PER_US = 1_000_000
+MOST = 100_000
+"""Of what a twin keeps a row for: sequences of a batch, tokens of a block."""
 
 
 class UnifiedRules(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,9 @@ class TwinProfile(msgspec.Struct, frozen=True, kw_only=True):
             _at_least(1, field, getattr(self, field))
         for field in _NOT_NEGATIVE:
             _at_least(0, field, getattr(self, field))
+        for field in ("max_seqs", "block_size"):
+            if getattr(self, field) > MOST:
+                raise ValueError(f"{field} is {getattr(self, field)}: must be at most {MOST}")
         if self.layout == "unified":
             _check_rules(self.unified)
             if self.prefix_caching:
@@ -250,6 +255,16 @@ def _check_decodes(rows: tuple[tuple[int, int, int], ...], max_seqs: int) -> Non
     for count, intercept, slope in rows:
         _at_least(1, f"decode_table: intercept of {count} sequences", intercept)
         _at_least(0, f"decode_table: slope of {count} sequences", slope)
+    for few, many in pairwise(rows):
+        if is_shorter(many, few):
+            raise ValueError(
+                f"decode_table: a step of {many[0]} sequences is shorter than one of {few[0]}, whatever their context"
+            )
+
+
+def is_shorter(many: tuple[int, int, int], few: tuple[int, int, int]) -> bool:
+    """Whether a row of ``decode_table`` makes a step of more sequences shorter than another row, at every context of theirs."""
+    return many[1] < few[1] and many[2] * many[0] <= few[2] * few[0]
 
 
 def _check_points(field: str, rows: tuple[tuple[int, int], ...], limit: int) -> None:

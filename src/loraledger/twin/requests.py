@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from hashlib import blake2b
 from heapq import heapify, heappop, heappush
-from typing import Literal
+from operator import attrgetter
+from typing import Final, Literal
 
 import msgspec
 
@@ -25,7 +27,7 @@ State = Literal["arriving", "waiting", "prefilling", "decoding", "over"]
 class Adapter(msgspec.Struct, eq=False, gc=False):
     """A registered adapter. ``key`` is its entry in the tiers: a name registered again is another entry.
 
-    ``joined`` is the number under which it last joined the batch: the order in which a step uses adapters.
+    A step uses its adapters in the order of ``place``, a number that follows from the key alone and tells nothing of it.
     """
 
     key: str
@@ -33,7 +35,13 @@ class Adapter(msgspec.Struct, eq=False, gc=False):
     size: int
     rank: int
     ready_ps: int = 0
-    joined: int = 0
+    place: int = 0
+
+    def __post_init__(self) -> None:
+        self.place = int.from_bytes(blake2b(self.key.encode(), digest_size=8).digest(), "big")
+
+
+PLACE: Final = attrgetter("place")
 
 
 class Request(msgspec.Struct, eq=False, gc=False):

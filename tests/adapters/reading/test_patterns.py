@@ -181,7 +181,7 @@ def test_the_worst_keys_that_are_accepted_are_cheap_where_a_matcher_goes_back(ke
         begin = time.process_time()
         assert by_peft([key], name) is None
         times.append(time.process_time() - begin)
-    assert min(times) < 0.05
+    assert min(times) < 0.2
 
 
 def test_refusing_a_hostile_key_is_cheap() -> None:

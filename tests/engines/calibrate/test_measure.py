@@ -286,6 +286,19 @@ async def test_flags_that_cannot_be_the_engines_are_refused_by_name(
 
 
 @on_virtual_clock
+async def test_a_profile_that_no_replay_would_believe_is_refused_with_the_flag_to_correct(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "loraledger.engines.calibrate.run.plan",
+        lambda *_, **__: [PROBES[0], PrefillProbe(tokens=8), PrefillProbe(tokens=128)],
+    )
+    async with running() as server:
+        with pytest.raises(ConfigError, match=r"profile\.prefill_per_token_ps is .*--token-budget the engine's own"):
+            await calibrated(server, (), given=Given(max_seqs=8, token_budget=10**12))
+
+
+@on_virtual_clock
 @pytest.mark.parametrize(("known", "ranks", "limit"), [(None, 2, 64), (None, 1, 16), (128, 2, 128)])
 async def test_a_guessed_rank_limit_allows_what_the_engine_has_loaded(
     known: int | None, ranks: int, limit: int, folders: tuple[Folder, ...], monkeypatch: pytest.MonkeyPatch

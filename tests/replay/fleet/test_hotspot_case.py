@@ -15,7 +15,10 @@ from loraledger.kernel.policies import make_policy
 from loraledger.kernel.policy import Choice
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, ReplicaSpec, TenantSpec
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
+from loraledger.replay.fleet.run import run
+from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.fleet.virtual import VirtualFleet
+from loraledger.replay.results.report import summarize
 from loraledger.replay.traces.trace import Request
 from loraledger.tiers import EngineTiers
 from loraledger.twin.profile import PS_PER_MS, TwinProfile
@@ -89,8 +92,7 @@ def _outcome(cold: Counter[str], loads: int, evictions: int, share: Counter[str]
     )
 
 
-def replayed(settings: FleetSettings, gap: int, policy: Any = None) -> Outcome:
-    """The trace, a request every ``gap`` ns, through the kernel in front of four twins."""
+def twins_of(settings: FleetSettings) -> dict[str, TwinProfile]:
     profile = TwinProfile(
         slots=SLOTS,
         host_entries=SLOTS,
@@ -99,10 +101,19 @@ def replayed(settings: FleetSettings, gap: int, policy: Any = None) -> Outcome:
         load_bytes_per_s=10**15,
         activation_ps=0,
     )
-    fleet = VirtualFleet(settings, {spec.name: profile for spec in settings.replicas})
+    return {spec.name: profile for spec in settings.replicas}
+
+
+def every(gap: int) -> list[Request]:
+    return [Request(n * gap, "acme", name, 64, 64) for n, name in enumerate(TRACE)]
+
+
+def replayed(settings: FleetSettings, gap: int, policy: Any = None) -> Outcome:
+    """The trace, a request every ``gap`` ns, through the kernel in front of four twins."""
+    fleet = VirtualFleet(settings, twins_of(settings))
     if policy is not None:
         fleet.conductor.fleet.policy = policy
-    fleet.run([Request(n * gap, "acme", name, 64, 64) for n, name in enumerate(TRACE)])
+    fleet.run(every(gap))
     cold = Counter[str]()
     for row in fleet.rows["residency"]:
         cold[str(row["adapter"])] += row["tier_before"] == "disk" and row["tier_after"] == "gpu"
@@ -191,6 +202,24 @@ def test_bounded_affinity_lands_between_while_the_fleet_is_busy() -> None:
     assert of == HOME_ONLY["tail_cold"][1]
     assert cold <= HOME_ONLY["tail_cold"][0]
     assert cold / of > outcome.cold_share + 0.4
+
+
+def test_the_report_of_a_replay_tells_the_coldest_half_apart_from_the_average(tmp_path: Path) -> None:
+    settings = settings_of("bounded-affinity")
+    scenario = Scenario(label="case", settings=settings, profiles=twins_of(settings))
+    run(scenario, every(100 * MS), tmp_path / "run", trace_digest="sha256:0")
+    report = summarize(tmp_path / "run")
+    assert HOME_ONLY["loads"] < report.loads <= ROUND_ROBIN["loads"]
+    assert report.busiest_share is not None
+    assert report.busiest_share <= BOUND + 1 / len(TRACE)
+    asked, cold = Counter(TRACE), report.cold
+    assert cold is not None
+    assert (cold.adapters, cold.requests) == (TAIL, sum(sorted(asked.values())[:TAIL]))
+    assert cold.gpu_rate is not None
+    assert report.hits.gpu_rate is not None
+    assert cold.loads == round((1 - cold.gpu_rate) * cold.requests)
+    assert cold.loads - TAIL < cold.evictions <= cold.loads
+    assert 1 - cold.gpu_rate > 1 - report.hits.gpu_rate + 0.4
 
 
 def test_without_load_bounded_affinity_has_no_reason_to_spread() -> None:

@@ -255,6 +255,37 @@ def test_a_move_that_was_made_before_a_request_was_sent_is_not_its() -> None:
     assert [event.access for event in probe.read(9 * SECOND) if isinstance(event, ev.EngineFinished)] == ["gpu"]
 
 
+@pytest.mark.parametrize(("sent", "access"), [(S, "host"), (S + 1, "gpu"), (2 * S + 1, "gpu")])
+def test_a_step_brings_a_running_adapter_back_for_those_that_came_before_it_began(sent: int, access: str) -> None:
+    probe = Probe("r1", TwinProfile(), 0, {})
+    probe.sent(0, TwinRequest("old", "x@1", 10, 9))
+    probe.sent(sent, TwinRequest("new", "x@1", 10, 1))
+    probe.happened(
+        [
+            TokenOut(S // 2, "old", 1, True, False),
+            Loaded(3 * S // 2, "y@1", S // 2),
+            Activated(2 * S, "y@1", S // 2),
+            Activated(3 * S, "x@1", S),
+            TokenOut(4 * S, "new", 1, True, True),
+        ]
+    )
+    assert [event.access for event in probe.read(9 * SECOND) if isinstance(event, ev.EngineFinished)] == [access]
+
+
+def test_a_load_call_is_no_part_of_the_step_after_it() -> None:
+    probe = Probe("r1", TwinProfile(), 0, {})
+    probe.sent(S // 2, TwinRequest("q0", "x@1", 10, 1))
+    probe.happened(
+        [
+            Activated(S, "y@1", S),
+            LoadDone(S, "y@1", S),
+            Activated(2 * S, "x@1", S),
+            TokenOut(3 * S, "q0", 1, True, True),
+        ]
+    )
+    assert [event.access for event in probe.read(9 * SECOND) if isinstance(event, ev.EngineFinished)] == ["host"]
+
+
 def test_leaving_the_host_is_told_once_though_it_empties_the_slot_too() -> None:
     told = follow(
         Evicted(S, "x@1", "gpu"), Evicted(S, "x@1", "host"), Evicted(S, "y@1", "gpu"), Evicted(2 * S, "y@1", "host")

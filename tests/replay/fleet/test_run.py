@@ -19,6 +19,7 @@ from loraledger.cli.main import app
 from loraledger.conductor.reading import open_record
 from loraledger.errors import InputFileError
 from loraledger.kernel.settings import MS, SECOND, TenantSpec
+from loraledger.record.parquet import record_digest
 from loraledger.record.tables import TABLES
 from loraledger.replay.fleet import rowsink
 from loraledger.replay.fleet.observation import Observation
@@ -63,7 +64,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("probe", [False, True])
 def test_the_record_holds_the_rows_that_the_fold_gave(tmp_path: Path, probe: bool) -> None:
     what = scenario(observation=Observation(probe=probe))
-    play(tmp_path, what=what)
+    assert play(tmp_path, what=what).record_digest == record_digest(tmp_path / "record")
     fleet = VirtualFleet(what.settings, what.profiles, what.observation, EPOCH)
     fleet.run(zipf_trace(300, 12, 30, base_share=0.1))
     with open_record(tmp_path / "record") as reader:

@@ -108,6 +108,11 @@ def test_a_single_bad_stretch_makes_the_interval_wide(tmp_path: Path) -> None:
     ("theirs", "said"),
     [
         (outcome(2, trace="sha256:other"), "different traces"),
+        (outcome(2, trace=f"{outcome(2).trace} speed=2/1"), "played with speed=1 and with speed=2/1; replay"),
+        (
+            outcome(2, trace=f"{outcome(2).trace} without={'a,' * 999}"),
+            r"with speed=1 and with speed=1 without=[a,]{64}\.\.\.; replay",
+        ),
         (outcome(3), "one played 2 requests of the trace and the other 3"),
         (outcome(2, dropped={"a hole": 1}), "different rows of the trace were dropped"),
     ],

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import subprocess
 from pathlib import Path
 
 import msgspec
@@ -11,10 +12,12 @@ from loraledger import events as ev
 from loraledger.errors import InputFileError
 from loraledger.kernel.policies import policy_names
 from loraledger.record.duck import connect, quote, run
+from loraledger.record.parquet import record_digest
 from loraledger.record.tables import Row
 from loraledger.replay.fleet import run as played
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE
 from loraledger.replay.fleet.scenario import Scenario
+from loraledger.replay.results.pairing import pair
 from loraledger.replay.results.report import Access, summarize
 from replay.fleets import MIB, PROFILE, settings_for, zipf_trace
 from replay.runs import counts, outcome, request_row, write_run
@@ -277,6 +280,36 @@ def test_a_record_with_other_requests_than_the_run_had_is_refused(tmp_path: Path
     write_run(tmp_path, waits(1.0, 2.0), outcome(3))
     with pytest.raises(InputFileError, match="its record has 2 requests, the run had 3"):
         summarize(tmp_path)
+
+
+def test_a_record_that_was_changed_is_refused(tmp_path: Path) -> None:
+    residency: list[Row] = [{"at_ns": 1, "adapter": "a", "tier_before": "disk", "tier_after": "gpu"}]
+    write_run(tmp_path, waits(1.0, 2.0), outcome(2), residency)
+    write_run(tmp_path, waits(1.0, 2.0), outcome(2, record_digest=record_digest(tmp_path / RECORD_FOLDER)), residency)
+    assert summarize(tmp_path).requests == 2
+    (moves,) = (tmp_path / RECORD_FOLDER).glob("residency/*/*/*.parquet")
+    write_run(tmp_path / "other", waits(1.0, 2.5))
+    (path,) = (tmp_path / RECORD_FOLDER).glob("requests/*/*/*.parquet")
+    whole = path.read_bytes()
+    for change, restore in (
+        (lambda: path.write_bytes(next((tmp_path / "other").rglob("*.parquet")).read_bytes()), lambda: path.write_bytes(whole)),
+        (lambda: path.rename(path.with_name("renamed.parquet")), lambda: path.with_name("renamed.parquet").rename(path)),
+        (moves.unlink, lambda: None),
+    ):  # fmt: skip
+        change()
+        with pytest.raises(InputFileError, match="its record is not the one that the run wrote"):
+            summarize(tmp_path)
+        with pytest.raises(InputFileError, match="its record is not the one that the run wrote"):
+            pair(write_run(tmp_path / "ours", waits(1.0, 2.0)), tmp_path)
+        restore()
+
+
+def test_the_digest_of_a_record_is_what_coreutils_make_of_it(tmp_path: Path) -> None:
+    write_run(tmp_path, waits(1.0, 2.0, 3600.0))
+    (tmp_path / RECORD_FOLDER / "notes.txt").write_text("no part of the record")
+    command = "find * -name '*.parquet' | LC_ALL=C sort | xargs sha256sum | sha256sum"
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path / RECORD_FOLDER, capture_output=True, check=True)
+    assert record_digest(tmp_path / RECORD_FOLDER) == f"sha256:{done.stdout.decode().split()[0]}"
 
 
 def test_a_class_that_this_version_does_not_know_is_unknown(tmp_path: Path) -> None:

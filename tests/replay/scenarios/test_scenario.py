@@ -23,7 +23,7 @@ from loraledger.replay.fleet.observation import Observation
 from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios.axes import MAX_COMBINATIONS, Changes, combinations, keys, parse_axes
 from loraledger.replay.scenarios.building import Ground, scenario, traded_blocks
-from loraledger.replay.scenarios.parties import adapters_of, survey, tenants_of
+from loraledger.replay.scenarios.parties import adapters_of, may_call, survey, tenants_of
 from loraledger.replay.scenarios.profiles import DEFAULT, MAX_BYTES, parse_profile, read_profile, shipped
 from loraledger.replay.scenarios.unfit import Unfit, unfit_of
 from loraledger.replay.traces.trace import Adapter, Header, Request, Trace, write_trace
@@ -128,13 +128,18 @@ def test_a_parameter_is_left_out_of_policies_that_lack_it() -> None:
         "policy=bounded-affinity policy.tie_ms=1",
         "policy=bounded-affinity policy.tie_ms=2",
     ]
-    with pytest.raises(ValueError, match=r"policy\.tie_ms: no policy that runs has this parameter"):
+    with pytest.raises(
+        ValueError,
+        match=r"^--set policy\.tie_ms: no policy that runs has this parameter: give --policy one of .*bounded-affinity",
+    ):
         combinations(parse_axes([], ["policy.tie_ms=1"]), "round-robin")
 
 
 def test_more_combinations_than_the_limit_are_refused() -> None:
     counts = ",".join(str(n) for n in range(1, 18))
-    with pytest.raises(ValueError, match=r"17 x 17 = 289 combinations, limit 256"):
+    with pytest.raises(
+        ValueError, match=r"^--policy and --set span 17 x 17 = 289 combinations, limit 256: sweep fewer"
+    ):
         combinations(parse_axes([], [f"slots={counts}", f"max_seqs={counts}"]), "round-robin")
     assert MAX_COMBINATIONS == 256
 
@@ -142,26 +147,34 @@ def test_more_combinations_than_the_limit_are_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("slots", "is not KEY=VALUE"),
+        ("slots", r"^--set slots is not KEY=VALUE\[,VALUE\.\.\.\], such as slots=4,8$"),
         ("slots=", "is not KEY=VALUE"),
-        ("slots=0", "slots=0: must be at least 1"),
-        ("slots=-3", "slots=-3: must be at least 1"),
+        ("slots=0", "^--set slots=0: a whole number from 1 to 1,000,000,000 is wanted$"),
+        ("slots=-3", "--set slots=-3: a whole number from 1"),
+        ("slots=--3", "a whole number"),
         ("slots=1.5", "a whole number"),
         ("slots=9999999999999999999", "a whole number"),
-        ("slots=4,4", "4 is there twice"),
+        ("slots=4,4", "^--set slots=4 is there twice: list each value once$"),
         ("slot=4", "did you mean 'slots'"),
         ("kv_block=4", "did you mean 'kv_blocks'"),
         ("policy=round_robin", "did you mean 'round-robin'"),
         ("policy.tie_sm=1", "did you mean 'policy.tie_ms'"),
-        ("policy.tie_ms=nan", "a number is wanted"),
+        ("policy.tie_ms=nan", r"^--set policy\.tie_ms=nan: a finite number is wanted, such as"),
+        (
+            "foo=1",
+            r"^--set foo: no such key; known: policy, profile, .*, slots, .*, tenants\.\*, limits\.\*, policy\.\*$",
+        ),
+        ("tenants.zzzzzzzzzzzz=1", r"; known: tenants\.concurrency, tenants\.queue, tenants\.queue_deadline$"),
         ("limits.loads_per_minut=1", "did you mean 'limits.loads_per_minute'"),
         ("limits.park=10", "has no unit"),
         ("limits.retry_ratio=2", "from 0 to 1"),
+        ("limits.retry_ratio=x", "from 0 to 1"),
         ("max_rank=24", "takes 1, 8, 16"),
-        ("speed=0", "a number or a fraction"),
+        ("max_rank=x", "takes 1, 8, 16"),
+        ("speed=0", "a number or a fraction from 1/10000 to 10,000"),
         ("speed=1/0", "a number or a fraction"),
         ("speed=1e999999999", "a number or a fraction"),
-        ("replicas=5000", "at most 1,024"),
+        ("replicas=5000", "from 1 to 1,024"),
         ("profile=", "is not KEY=VALUE"),
         ("\u0663=1", "no such key"),
         ("slots=\u0663", "a whole number"),
@@ -384,6 +397,45 @@ def test_what_an_engine_would_not_start_with_is_refused_by_name(tmp_path: Path) 
         scenario(ground(tmp_path), changed("max_seqs=5000"))
 
 
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        (("slots=9",), "that is from the settings: give --set host_entries=N as well"),
+        (("slots=9", "host_entries=8"), "give --set host_entries another value"),
+        (("max_seqs=5000",), "that is from profile lab: give --set token_budget=N as well"),
+        (("max_seqs=99", "token_budget=99", "kv_blocks=1"), "profile lab does not go so far: take another one, or a smaller value"),
+    ],
+)  # fmt: skip
+def test_the_remedy_is_where_the_size_came_from(tmp_path: Path, changes: tuple[str, ...], remedy: str) -> None:
+    measured = msgspec.structs.replace(MEASURED.profile, decode_table=((1, 9, 9), (64, 9, 9)))
+    lab = msgspec.structs.replace(MEASURED, profile=measured)
+    with pytest.raises(ConfigError) as caught:
+        scenario(ground(tmp_path, replica(host_entries=6, max_seqs=64), profile=lab), changed(*changes))
+    assert caught.value.message.endswith(f"; {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [(None, "config.json: No such file or directory"), ({**LLAMA, "architectures": ["Odd"]}, "Odd"), (LLAMA, None)],
+)
+def test_a_base_model_that_cannot_be_read_is_said_with_whose_bytes_are_used(
+    tmp_path: Path, config: dict[str, object] | None, reason: str | None
+) -> None:
+    (tmp_path / "base").mkdir()
+    if config is not None:
+        (tmp_path / "base" / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    unsized = msgspec.structs.replace(MEASURED, slot_bytes=None)
+    for profile, instead in ((MEASURED, "are those of profile lab (m)"), (unsized, "are not known")):
+        base = ground(
+            tmp_path, replica(), replica("r2"), profile=profile, base={"names": ["b"], "path": str(tmp_path / "base")}
+        )
+        said = [text for text in scenario(base, Changes()).warnings if "base.path" in text]
+        assert len(said) == (reason is not None)
+        assert all(
+            reason in text and text.endswith(f"; bytes of slots and KV blocks {instead}") for text in said if reason
+        )
+
+
 # --- profiles ---------------------------------------------------------------------------------------------------------
 
 
@@ -458,7 +510,7 @@ def trace_of(tmp_path: Path, requests: list[Request], *adapters: Adapter) -> Tra
 
 def unfit(trace: Trace, scenarios: list[Scenario], *, skip: bool = False) -> Unfit:
     seen = survey(trace)
-    return unfit_of(trace, seen.adapters, seen.most_tokens, scenarios, skip=skip)
+    return unfit_of(trace, seen.adapters, seen.most_tokens, scenarios, skip=skip)[0]
 
 
 def asking(*adapters: str | None, tenant: str = "acme", prompt: int = 10) -> list[Request]:
@@ -527,6 +579,52 @@ def test_tenants_of_the_trace_alone_get_the_default_limits_and_this_is_said(tmp_
     assert [(spec.name, spec.concurrency) for spec in tenants] == [("acme", 64), ("zoo", 64)]
     (said,) = warnings
     assert said.startswith("1 of 2 tenants of the trace are not in the settings ('zoo')")
+
+
+def test_requests_that_the_settings_would_not_let_in_are_counted_and_this_is_said(tmp_path: Path) -> None:
+    paths = write_adapters(tmp_path / "adapters", ["own", "b"])
+    settings = ground(
+        tmp_path,
+        tenants=[
+            {"name": "acme", "key_hashes": ["0" * 64], "adapters": ["a*", "own"], "base": False},
+            {"name": "bolt", "key_hashes": ["1" * 64], "adapters": []},
+        ],
+        adapters={"list": [{"name": "own", "path": str(paths["own"]), "tenants": ["bolt"]}]},
+    ).settings
+    may = may_call(settings)
+    names = ("a1", "b", "own", None)
+    assert [may("acme", name) for name in names] == [True, False, False, False]
+    assert [may("bolt", name) for name in names] == [False, False, True, True]
+    assert [may("stranger", name) for name in names] == [True] * 4
+    trace = trace_of(tmp_path, asking(*names), *(Adapter(name, 8, 1) for name in names if name))
+    seen = survey(trace, may=may)
+    assert (seen.requests, seen.refused) == (4, 3)
+    _, warnings = tenants_of(seen, ground(tmp_path).fleet.tenants)
+    assert [text.partition(" are for")[0] for text in warnings] == ["3 of 4 requests"]
+    assert tenants_of(survey(trace), ground(tmp_path).fleet.tenants)[1] == []
+
+
+def test_skipping_what_is_unfit_says_how_much_and_for_which_run_and_refuses_to_play_nothing(tmp_path: Path) -> None:
+    trace = trace_of(
+        tmp_path, [*asking("wide", None, prompt=50), Request(9, "acme", None, 1_600, 2)], Adapter("wide", 128, 1)
+    )
+    seen = survey(trace)
+    specs, _ = adapters_of(trace, seen, ground(tmp_path).settings)
+    base = ground(tmp_path, replica(max_rank=64), specs=specs)
+    sizes = ("kv_blocks=200", "kv_blocks=100", "kv_blocks=1")
+    roomy, tight, none = (scenario(base, changed(size)) for size in sizes)
+    found, (said,) = unfit_of(trace, seen.adapters, seen.most_tokens, [roomy, tight], skip=True)
+    assert found == Unfit(frozenset({"wide"}), 1_601)
+    assert said == (
+        "--skip-unfit leaves out of every run, beside 1 requests that are played: 1 adapter larger than a slot ('wide': its "
+        "rank 128 is above max_rank 64 of every replica in the run kv_blocks=200); 1 larger than all KV (all KV of a replica "
+        "takes 1,601 in the run kv_blocks=100)"
+    )
+    with pytest.raises(
+        InputFileError, match=r"t\.jsonl: --skip-unfit would leave no request: .*; 2 larger than all KV \(all"
+    ):
+        unfit_of(trace, seen.adapters, seen.most_tokens, [roomy, none], skip=True)
+    assert unfit_of(trace, (), 5, [roomy], skip=True) == (Unfit(), [])
 
 
 def test_a_request_larger_than_all_kv_is_refused_with_its_row_or_left_out(tmp_path: Path) -> None:

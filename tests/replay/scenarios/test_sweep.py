@@ -98,7 +98,9 @@ def test_a_pool_tells_how_runs_get_on(tmp_path: Path) -> None:
     assert set(seen.outcomes) == {0, 1}
     assert seen.progress
     for progress in seen.progress.values():
-        assert 0 < progress.requests <= progress.arrived <= 1_500
+        assert (
+            0 <= progress.requests <= progress.arrived <= 1_500
+        )  # the last that was seen may be the first that was told
         assert progress.total == 1_500
         assert progress.simulated_ns > 0
 

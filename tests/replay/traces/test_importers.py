@@ -208,6 +208,12 @@ def test_a_bad_row_of_tracev2_is_refused(tmp_path: Path, row: str) -> None:
     assert adapters_in(path, BadRows(path)) == ()
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("unit", ["microseconds", "us"])
+def test_two_versions_of_tracev2_and_two_names_of_its_unit_are_read(tmp_path: Path, version: int, unit: str) -> None:
+    check_header(put(tmp_path / "x.yaml", f"trace_version: {version}\ntime_unit: {unit}\n"))
+
+
 @pytest.mark.parametrize(
     "text",
     [

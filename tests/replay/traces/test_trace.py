@@ -125,6 +125,10 @@ BAD = {
         {k: v for k, v in ROW.items() if k != "output_tokens"}
     ),
     "not a request: Object contains unknown field `prompt`": json.dumps(ROW | {"prompt": "what was said"}),
+    "a doubled key: 'at' is given twice: keep one": json.dumps(ROW)[:-1] + ', "at": 7}',
+    "a doubled key: 'adapter' is": json.dumps(ROW)[:-1] + ', "adapter": null}',
+    "a doubled key: 'blocks' is": json.dumps(ROW)[:-1] + ', "blocks": [1], "blocks": []}',
+    "a doubled key: 'tenant' is": json.dumps(ROW)[:-1] + r', "\u0074enant": "\u0022\u0022\u0022\u0022"}',
     "unsorted time: 4 ns, after 5 ns": json.dumps(ROW | {"at": 4}),
     "negative time": json.dumps(ROW | {"at": -1}),
     "time out of range": json.dumps(ROW | {"at": 1_789_992_000 * 10**9}),
@@ -156,6 +160,13 @@ def test_a_bad_row_is_dropped_and_counted_if_that_is_allowed(tmp_path: Path, rea
     for _ in range(2):
         assert list(trace) == [*REQUESTS[:3], Request(6, "t0", "a0", 10, 2)]
         assert trace.dropped == {reason.split(":")[0]: 2}
+
+
+def test_a_request_may_be_as_large_as_the_limit_and_no_larger(tmp_path: Path) -> None:
+    write(tmp_path / "a", REQUESTS[3:])
+    assert list(Trace(tmp_path / "a", max_tokens=4500)) == REQUESTS[3:]
+    with pytest.raises(InputFileError, match="request too large: 4,500 tokens, limit 4,499"):
+        list(Trace(tmp_path / "a", max_tokens=4499))
 
 
 def test_blocks_need_their_size_in_the_header(tmp_path: Path) -> None:
@@ -190,7 +201,7 @@ HEAD: dict[str, Any] = {"loraledger_trace": 1, "name": "n", "source": "s", "lice
         ({"loraledger_trace": 2}, "not the header of a trace of version 1"),
         ({"time_unit": "s"}, "not the header of a trace"),
         ({"prompts": ["what was said"]}, "unknown field"),
-        ({"adapters": [{"name": "a"}, {"name": "a"}]}, "adapter 'a' is there twice"),
+        ({"adapters": [{"name": "a"}, {"name": "a"}]}, "adapter 'a' is there twice: keep one"),
         ({"adapters": [{"name": ""}]}, "the name of an adapter"),
         ({"adapters": [{"name": "a", "rank": 0}]}, "rank and bytes"),
         ({"adapters": [{"name": "a", "bytes": -1}]}, "rank and bytes"),
@@ -203,6 +214,44 @@ def test_a_bad_header_is_refused(tmp_path: Path, change: dict[str, Any], said: s
     (tmp_path / "a").write_text(json.dumps(HEAD | change), encoding="utf-8")
     with pytest.raises(InputFileError, match=f"row 1: .*{said}"):
         Trace(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (json.dumps(HEAD)[:-1] + ', "seed": 1, "seed": null}', "'seed' is given twice: keep one"),
+        (json.dumps(HEAD)[:-1] + ', "adapters": [{"name": "a", "rank": 8, "rank": 9}]}', "'rank' is given twice"),
+        (json.dumps(HEAD)[:-1] + ', "adapters": [{"name": "a", "x": %s}]}' % ("1" * 5000), "4300 digits"),
+    ],
+)
+def test_a_header_with_a_doubled_key_or_one_that_no_parser_agrees_on_is_refused(
+    tmp_path: Path, line: str, said: str
+) -> None:
+    (tmp_path / "a").write_text(line, encoding="utf-8")
+    with pytest.raises(InputFileError, match=f"a: row 1: .*{said}"):
+        Trace(tmp_path / "a")
+
+
+def test_keys_that_stand_once_pass_however_they_are_written(tmp_path: Path) -> None:
+    rows = [json.dumps(HEAD), json.dumps(ROW | {"adapter": None, "blocks": []}), json.dumps({**ROW, "adapter": None})]
+    rows.append(rows[-1].replace("t0", r"\"\u0074\\"))
+    (tmp_path / "a").write_text("\n".join(rows), encoding="utf-8")
+    assert [request.tenant for request in Trace(tmp_path / "a")] == ["t0", "t0", '"t\\']
+
+
+def test_a_doubled_key_is_refused_when_a_trace_is_written_anew_too(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(f'{json.dumps(HEAD)}\n{json.dumps(ROW)[:-1]}, "at": 7}}\n', encoding="utf-8")
+    with pytest.raises(InputFileError, match="row 2: a doubled key: 'at'"):
+        list(Trace(tmp_path / "a").numbered(BadRows(tmp_path / "a")))
+
+
+@pytest.mark.parametrize(("size", "said"), [(-20, "cut short"), (60, "cut short"), (None, "damaged gzip data")])
+def test_a_cut_or_damaged_archive_is_refused_with_what_to_do(tmp_path: Path, size: int | None, said: str) -> None:
+    write(tmp_path / "a.gz")
+    whole = (tmp_path / "a.gz").read_bytes()
+    (tmp_path / "a.gz").write_bytes(whole[:size] if size else whole[:12] + b"\xff" * 40)
+    with pytest.raises(InputFileError, match=rf"a\.gz: cannot be read: .*{said}.*: get the file again$"):
+        list(Trace(tmp_path / "a.gz"))
 
 
 def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -247,8 +296,13 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
     write(tmp_path / "a")
     with pytest.raises(InputFileError, match="row 2: unsorted time"):
         write(tmp_path / "a", [REQUESTS[3], REQUESTS[0]])
-    with pytest.raises(InputFileError, match="no request in it"):
+    with pytest.raises(InputFileError, match="no request in it: give a file that holds at least one"):
         write(tmp_path / "a", [])
+    late = msgspec.structs.replace(REQUESTS[0], at=-1)
+    with pytest.raises(
+        InputFileError, match=r"there: no request in it, all were dropped \(1 negative time\): mend them"
+    ):
+        write_trace(tmp_path / "a", HEADER, [(3, late)], BadRows("there", skip=True))
     assert list(Trace(tmp_path / "a")) == REQUESTS
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     with pytest.raises(InputFileError, match="cannot be written: No such file"):

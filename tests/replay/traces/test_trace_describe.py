@@ -38,7 +38,8 @@ def test_figures_agree_with_a_plain_count() -> None:
     minutes = [[r for r in requests if m * MINUTE <= r.at < (m + 1) * MINUTE] for m in range(20)]
     sets = [len({r.adapter for r in minute} - {None}) for minute in minutes]
     assert found.working_set.mean == pytest.approx(fmean(sets))
-    assert found.peak_minute_rate == max(map(len, minutes)) / 60
+    seconds = Counter(at // S for at in times)
+    assert found.peak_minute_rate == max(sum(seconds[s + n] for n in range(60)) for s in range(20 * 60)) / 60
     named = Counter(r.adapter for r in requests)
     base = named.pop(None)
     assert found.base_share == base / 3000
@@ -57,7 +58,13 @@ def test_silent_minutes_have_an_empty_working_set() -> None:
 
 def test_one_request_has_neither_rate_nor_skewness_of_gaps() -> None:
     found = describe([Request(5, "t", None, 1, 1)], 0)
-    assert (found.rate, found.gap_cv, found.concentration, found.duration_ns, found.base_share) == (0, None, None, 0, 1)
+    assert (found.rate, found.gap_cv, found.concentration, found.duration_ns, found.base_share) == (
+        None,
+        None,
+        None,
+        0,
+        1,
+    )
     with pytest.raises(ValueError, match="no request"):
         describe([], 0)
 
@@ -91,3 +98,19 @@ def test_a_tally_is_bounded_and_stays_within_its_promise() -> None:
     assert found.p99 == pytest.approx(values[197_999], rel=1 / 4096)
     assert (found.mean, found.max) == (sum(values) / 200_000, values[-1])
     assert len(tally._counts) < 100_000
+
+
+def test_the_busiest_minute_need_not_begin_with_one() -> None:
+    burst = [Request((30 + n) * S, "t", None, 1, 1) for n in range(60)]
+    assert describe([Request(0, "t", None, 1, 1), *burst], 0).peak_minute_rate == 1.0
+    late = [Request(3600 * S + n, "t", None, 1, 1) for n in range(90)]
+    assert describe([*burst, *late], 0).peak_minute_rate == 1.5
+
+
+def test_bins_are_merged_only_when_there_are_more_than_may_be_shown() -> None:
+    arrivals = Arrivals(bins=4)
+    for second in (0, 0, 3):
+        arrivals.add(second * S)
+    assert arrivals.merged(3 * S) == (S, (2, 0, 0, 1))
+    arrivals.add(4 * S)
+    assert arrivals.merged(4 * S) == (2 * S, (2, 1, 1))

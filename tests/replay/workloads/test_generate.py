@@ -135,6 +135,7 @@ def test_punica_counts_are_those_of_its_benchmark() -> None:
     for kind in ("distinct", "uniform", "skewed", "identical"):
         for requests in (1, 2, 3, 7, 100, 333):
             assert sum(punica_counts(kind, requests)) == requests
+            assert min(punica_counts(kind, requests)) >= 1
     with pytest.raises(ValueError, match="one of"):
         punica_counts("zipf", 10)
 
@@ -145,7 +146,7 @@ def test_a_punica_run_holds_its_counts_exactly_and_its_lengths_below_2048() -> N
     assert {request.at for request in made} == {0}
     totals = [request.prompt_tokens + request.output_tokens for request in made]
     assert max(totals) < 2048
-    assert min(request.output_tokens for request in made) >= 1
+    assert min(request.output_tokens for request in made) == 2
     assert fmean(totals) == pytest.approx(1024, rel=0.06)
     assert fmean(request.prompt_tokens for request in made) == pytest.approx(18 * math.exp(0.32) - 1.5, rel=0.1)
 
@@ -316,9 +317,15 @@ def test_a_number_of_requests_ends_it_as_well() -> None:
     assert [request.at for request in requests] == [n * S // 4 for n in range(1, 10)]
 
 
+def test_a_duration_ends_before_it_is_full() -> None:
+    requests = made(ZIPF, arrivals="constant", rate=1.0, duration=3 * S)
+    assert [request.at for request in requests] == [1 * S, 2 * S]
+
+
 @pytest.mark.parametrize(
     ("mix", "said"),
     [
+        (Mix(adapters=0, popularity="uniform"), "0 adapters"),
         (Mix(adapters=3, popularity="uniform", tenants=0), "tenants"),
         (Mix(adapters=3, popularity="uniform", base_share=1.5), "base share"),
         (Mix(adapters=3, popularity="uniform", active=4), "4 active of 3"),
@@ -366,6 +373,18 @@ def test_churn_replaces_active_adapters_and_keeps_their_number() -> None:
         seen |= set(now)
         before = now
     assert seen == set(range(12))
+
+
+def test_churn_over_several_periods_at_once_is_the_same_as_one_by_one() -> None:
+    one, leap = (Roster(12, 4, None, Every(10, 2), stream(1, "churn")) for _ in range(2))
+    for at in range(0, 500, 10):
+        stepped = [one.adapter(at, rank) for rank in range(4)]
+    assert [leap.adapter(490, rank) for rank in range(4)] == stepped
+
+
+def test_churn_of_more_than_are_active_replaces_them_all() -> None:
+    roster = Roster(9, 4, None, Every(10, 7), stream(1, "churn"))
+    assert {roster.adapter(10, rank) for rank in range(4)} == {4, 5, 6, 7}
 
 
 def test_churn_shows_in_the_working_set_of_a_day_and_not_of_a_minute() -> None:
@@ -459,6 +478,24 @@ def test_a_client_without_lengths_borrows_them_and_given_ones_replace_all() -> N
     assert {(r.prompt_tokens, r.output_tokens) for r in given} == {(5, 6)}
     with pytest.raises(ValueError, match="no client here has published lengths"):
         list(servegen([client(1, [1.0, 1.0])], duration_s=60, seed=1))
+
+
+def test_lengths_are_borrowed_of_a_window_that_was_seen_with_many() -> None:
+    idle = client(1, [0.0, 0.0], lengths=7)
+    idle = idle._replace(lengths=(idle.lengths[0]._replace(values=19),))
+    seen = client(2, [0.0, 0.0], lengths=9)
+    seen = seen._replace(lengths=(seen.lengths[0]._replace(values=20),))
+    for seed in range(5):
+        found = {r.prompt_tokens for r in servegen([client(3, [1.0, 1.0]), idle, seen], duration_s=60, seed=seed)}
+        assert found == {9}
+    assert {r.prompt_tokens for r in servegen([client(3, [1.0, 1.0]), idle], duration_s=60, seed=1)} == {7}
+
+
+def test_a_published_length_of_nothing_is_one_token(tmp_path: Path) -> None:
+    (tmp_path / "chunk-5-trace.csv").write_text("0,1,1,Gamma,1,1\n600,1,1,Gamma,1,1\n", encoding="utf-8")
+    parts = '{"0": {"input_tokens": "{0: 0.5, 3: 0.5}", "output_tokens": "{2: 1.0}"}}'
+    (tmp_path / "chunk-5-dataset.json").write_text(parts, encoding="utf-8")
+    assert {r.prompt_tokens for r in servegen(read_clients(tmp_path), duration_s=60, seed=1)} == {1, 3}
 
 
 @pytest.mark.parametrize(

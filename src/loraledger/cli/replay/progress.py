@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from loraledger.cli.trace.options import printable
+from loraledger.cli.output import printable
 from loraledger.units import format_duration
 
 if TYPE_CHECKING:

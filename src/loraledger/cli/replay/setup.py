@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from loraledger.adapters import Catalog
-from loraledger.cli.replay.folders import held, run_folders, sweep_folder
+from loraledger.cli.output import watched
 from loraledger.cli.replay.progress import watching
-from loraledger.cli.trace.options import watched
 from loraledger.config import Loaded
 from loraledger.errors import InputFileError, LedgerError
 from loraledger.gateway.assemble import fleet_settings
 from loraledger.record.reader import RecordReader
 from loraledger.replay.fleet.observation import Observation
+from loraledger.replay.fleet.outcome import RUN_FILE
 from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.results.folder import check_record, open_runs, read_outcome
+from loraledger.replay.results.pairing import unlike
 from loraledger.replay.scenarios.axes import Changes
 from loraledger.replay.scenarios.building import Ground, scenario
-from loraledger.replay.scenarios.parties import Survey, adapters_of, survey, tenants_of
+from loraledger.replay.scenarios.folders import held, run_folders, runs_in, sweep_folder
+from loraledger.replay.scenarios.parties import Survey, adapters_of, may_call, survey, tenants_of
 from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
 from loraledger.replay.scenarios.sweep import Job, identity, sweep
 from loraledger.replay.scenarios.unfit import Unfit, unfit_of
 from loraledger.replay.traces.trace import MAX_TOKENS, Trace
+
+_NAMED = 8
+"""Runs of a sweep that an error names at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +73,29 @@ def observed(loaded: Loaded, probe: bool | None, interval: int | None, delay: in
     )
 
 
-def prepare(loaded: Loaded, file: Path, changes: Sequence[Changes], observation: Observation, asked: Asked) -> Prepared:
-    """Read the trace once and build every scenario. Raises ``InputFileError`` and ``ConfigError``."""
+def prepare(
+    loaded: Loaded,
+    file: Path,
+    changes: Sequence[Changes],
+    observation: Observation,
+    asked: Asked,
+    warn: Callable[[str], None],
+) -> Prepared:
+    """Read the trace once, build every scenario and hold the trace against it. Raises ``InputFileError`` and ``ConfigError``.
+
+    Warnings go to ``warn`` as soon as they are known: where a limit comes from explains why something does not fit.
+    """
     trace = Trace(file, skip_bad=asked.skip_bad, max_tokens=asked.max_tokens or MAX_TOKENS)
-    seen = survey(trace, watched(trace, "reading", trace.header.requests))
+    seen = survey(trace, watched(trace, "reading", trace.header.requests), may_call(loaded.settings))
     ground, warnings = _ground(loaded, trace, seen, observation, asked)
     scenarios = tuple(scenario(ground, one) for one in changes)
-    unfit = unfit_of(trace, frozenset(seen.adapters), seen.most_tokens, scenarios, skip=asked.skip_unfit)
-    said = dict.fromkeys([*warnings, *(text for one in scenarios for text in one.warnings)])
-    return Prepared(asked=asked, trace=trace, seen=seen, scenarios=scenarios, unfit=unfit, warnings=tuple(said))
+    said = list(dict.fromkeys([*warnings, *(text for one in scenarios for text in one.warnings)]))
+    for text in said:
+        warn(text)
+    unfit, left_out = unfit_of(trace, frozenset(seen.adapters), seen.most_tokens, scenarios, skip=asked.skip_unfit)
+    for text in left_out:
+        warn(text)
+    return Prepared(asked=asked, trace=trace, seen=seen, scenarios=scenarios, unfit=unfit, warnings=(*said, *left_out))
 
 
 def play(prepared: Prepared, out: Path | None, at_once: int | None, against: Path | None) -> list[Path]:
@@ -96,11 +115,21 @@ def play(prepared: Prepared, out: Path | None, at_once: int | None, against: Pat
 
 def _check_pairable(against: Path, jobs: Sequence[Job]) -> None:
     """Raises ``InputFileError`` when ``against`` is damaged, or a run of something else than ``jobs`` will be."""
-    outcome = read_outcome(against)
-    if other := next((job for job in jobs if job.identity != outcome.trace), None):
+    if found := runs_in(against):
+        named = ", ".join(map(str, found[:_NAMED])) + ", ..." * (len(found) > _NAMED)
+        raise InputFileError(f"--against {against}: the folder of a sweep, not of one run: name one of {named}")
+    if not (against / RUN_FILE).is_file():
         raise InputFileError(
-            f"--against {against} is a run of {outcome.trace}, {other.scenario.label} would be one of {other.identity}"
+            f"--against {against}: not the folder of a run: it has no {RUN_FILE}; name the folder of one complete run, "
+            "such as replay-1a2b3c4d/slots=8"
         )
+    outcome = read_outcome(against)
+    for job in jobs:
+        if reason := unlike(job.identity, outcome.trace):
+            raise InputFileError(
+                f"{job.scenario.label} cannot be paired with --against {against}: {reason}; replay what {against} tried "
+                f"on {job.trace} with the same --set speed= and --skip-unfit as here into another --out, and name that run"
+            )
     with open_runs(run=against) as tables:
         check_record(tables, against, outcome)
 

@@ -2,13 +2,14 @@
 
 Theory of operation. Rows of every table are the runs in one order, told apart by what was varied. What clients waited, what
 adapters and KV cost, and waiting by where the adapter was are tables of their own, each narrow enough for a terminal. What cannot
-be put into a cell is said in a sentence below: which runs are saturated (their waiting says how long the trace is, not how good the
-fleet), which guardrail failed, and why.
+be put into a cell is said in a sentence below, folded to fit a terminal: how many clients were served in time, which runs are
+saturated (their waiting says how long the trace is, not how good the fleet), which guardrail failed, and why.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,8 +18,7 @@ from typing import Final, Self
 
 import msgspec
 
-from loraledger.cli.output import print_json, print_table
-from loraledger.cli.trace.options import printable
+from loraledger.cli.output import print_json, print_table, printable
 from loraledger.replay.results.guardrails import Guardrails, Verdict, judge
 from loraledger.replay.results.pairing import AdapterChange, Pairing, pair
 from loraledger.replay.results.report import Report, summarize
@@ -26,11 +26,13 @@ from loraledger.replay.scenarios.axes import Changes
 from loraledger.units import NS_PER_S
 
 CLASSES: Final = ("base", "gpu", "host", "disk", "remote", "unknown", "undecided")
-_WAITING: Final = ("ok", "ttft", "p50", "p90", "p99", "long", "itl", "met", "load", "worst")
-_COSTS: Final = ("gpu", "host", "loads", "activated", "evicted", "preempt", "saved", "bound", "guards")
+_WAITING: Final = ("ok", "ttft", "p50", "p90", "p99", "long", "itl", "met", "kept up", "worst")
+_COSTS: Final = ("gpu", "else host", "loads", "activated", "evicted", "preempt", "saved", "bound", "guards")
 _BY_CLASS: Final = ("adapter in", "requests", "share", "ttft", "p50", "p90", "p99", "itl", "itl p90")
 _PAIRED: Final = ("pairs", "mean", "95 %", "p50", "p90", "better", "worse", "gpu hit", "was")
-_WORDS: Final = ("load", "worst", "guards", "adapter in")
+_WORDS: Final = ("kept up", "worst", "guards", "adapter in")
+WIDTH: Final = 100
+"""Columns that a sentence takes at most."""
 MANY: Final = 8
 """Runs above which waiting by class is left to ``--json``, and below the tables only what is wrong is said of each."""
 
@@ -82,10 +84,8 @@ def show(found: Compared, warnings: Sequence[str], as_json: bool) -> None:
         return
     varied = list(dict.fromkeys(key for changes in found.changes for key in changes.typed)) or ["run"]
     told = [_told(changes, varied) for changes in found.changes]
-    slo, long = f"{found.reports[0].attainment.slo_s:g} s", _count(found.reports[0].long_above)
-    print(
-        f"what clients waited: ttft in s (long: p90, over {long} tokens; met: within {slo}; worst adapter), itl in ms"
-    )
+    slo, long = _slo(found.reports[0]), _count(found.reports[0].long_above)
+    print(f"what clients waited: ttft in s (long: p90 over {long} tokens; met: within {slo}), itl in ms")
     _table(varied, _WAITING, [[*row, *_waiting(report)] for row, report in zip(told, found.reports, strict=True)])
     print("\nwhat adapters and KV cost: hits, evictions slot/host, load seconds saved, their share of the bound")
     rows = zip(told, found.reports, found.verdicts, strict=True)
@@ -101,7 +101,7 @@ def show(found: Compared, warnings: Sequence[str], as_json: bool) -> None:
         _table(varied, _PAIRED, [[*row, *_paired(one)] for row, one in zip(told, found.pairings, strict=True)])
     print()
     for line in _sentences(found):
-        print(line)
+        print(textwrap.fill(line, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False))
     sys.stdout.flush()
 
 
@@ -117,7 +117,8 @@ def _told(changes: Changes, varied: Sequence[str]) -> list[str]:
 
 def _waiting(report: Report) -> list[object]:
     ok = report.by_status.get("ok", 0) / report.requests if report.requests else None
-    ttft, long, itl, met = report.ttft, report.ttft_long, report.itl, report.attainment
+    ttft, itl, met, saturated = report.ttft, report.itl, report.attainment, report.saturation.saturated
+    long = None if saturated else report.ttft_long  # of those who were not refused: shorter the more of them were
     worst = met.worst_adapter
     return [
         _share(ok),
@@ -125,7 +126,7 @@ def _waiting(report: Report) -> list[object]:
         _seconds(None if long is None else long.p90),
         _ms(None if itl is None else itl.mean),
         _share(met.overall),
-        {True: "OVER", False: "ok", None: None}[report.saturation.saturated],
+        {True: "NO", False: "yes", None: None}[saturated],
         None if worst is None else f"{_share(worst.attainment)} {printable(worst.name)[:24]}",
     ]
 
@@ -183,7 +184,8 @@ def _sentences(found: Compared) -> Iterator[str]:
     for report, verdicts in zip(found.reports, found.verdicts, strict=True):
         label, saturation = printable(report.label), report.saturation
         if saturation.saturated or few:
-            yield f"{label}: {'SATURATED: ' if saturation.saturated else ''}{saturation.reason}"
+            over = "SATURATED, " if saturation.saturated else ""
+            yield f"{label}: {over}{_share(report.attainment.overall) or '-'} within {_slo(report)}; {saturation.reason}"
         for verdict in verdicts:
             if verdict.verdict == "fail" and few:
                 yield f"{label}: guardrail: {verdict.words}"
@@ -211,6 +213,10 @@ def _changed(pairing: Pairing) -> Iterator[str]:
 
 def _adapter(change: AdapterChange) -> str:
     return f"{printable(change.adapter)} {change.mean:+.3f} s ({change.n})"
+
+
+def _slo(report: Report) -> str:
+    return f"{report.attainment.slo_s:g} s"
 
 
 def _seconds(value: float | None) -> str | None:

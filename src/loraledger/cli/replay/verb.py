@@ -1,22 +1,28 @@
 """``loraledger replay``: a recorded or generated trace through the live kernel, in front of twins of the fleet.
 
 The settings of the gateway say what the fleet is, a profile says how long its steps take, ``--policy`` and ``--set`` say what is
-tried. Every combination is one run, kept as a folder that other verbs read like a live record; a table compares them.
+tried. Every combination is one run, kept as a folder that other verbs read like a live record; a table compares them. A SIGTERM
+ends it as Ctrl-C does, with nothing left half done: 143 and 130, as shells have it.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from loraledger.cli.options import JsonOption, load_settings
+from loraledger.cli.options import STOPPED, DurationType, JsonOption, as_option, load_settings, usage
 from loraledger.cli.trace.describing import MaxTokensOption, SkipOption
-from loraledger.cli.trace.options import DurationType, as_option, usage
 from loraledger.errors import ObjectiveError
 from loraledger.units import NS_PER_S, parse_bytes
+
+INTERRUPTED = "Query interrupted"
+"""What DuckDB makes of anything that a signal's handler raises during a query."""
 
 _Trace = Annotated[Path, typer.Argument(help="A trace of ours, plain or .gz.", show_default=False)]
 _Fleet = Annotated[
@@ -45,7 +51,8 @@ _KeepKv = Annotated[bool, typer.Option("--keep-kv", help="More slots take nothin
 _Jobs = Annotated[int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time. Default: one a core.")]
 _Out = Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the runs. Default: ./replay-DIGEST.")]
 _Against = Annotated[
-    Path | None, typer.Option("--against", metavar="RUN", help="Compare each run with this one, request by request.")
+    Path | None,
+    typer.Option("--against", metavar="RUN", help="Folder of one run: each is compared with it, request by request."),
 ]
 _Probe = Annotated[
     bool | None,
@@ -74,7 +81,7 @@ _Clients = Annotated[
 _Slo = Annotated[
     int | None,
     typer.Option(
-        "--slo", parser=DurationType, metavar="TIME", help="Attainment: first token within this.  [default: 1s]"
+        "--slo", parser=DurationType, metavar="TIME", help="Attainment: first token within this. Default: 1s."
     ),
 ]
 _Preemptions = Annotated[
@@ -120,7 +127,7 @@ def replay(
     """Try configurations on a trace: the live kernel on a virtual clock, in front of twins of the replicas.
 
     Exit code 2: a key or value of --set cannot be; 3: trace, settings or profile are bad, or a combination cannot exist;
-    5: with --require, a guardrail failed or a run was saturated.
+    5: with --require, a guardrail failed or a run was saturated; 130 and 143: ended by Ctrl-C and SIGTERM.
     """
     from loraledger.cli.replay.setup import Asked, observed, play, prepare
     from loraledger.cli.replay.show import Compared, guards, show
@@ -144,12 +151,46 @@ def replay(
     with usage():
         observation = observed(loaded, probe, scrape_interval, scrape_delay)
         guardrails = guards(max_preemptions, max_long_ratio, max_long_ttft)
-    prepared = prepare(loaded, trace, changes, observation, asked)
-    for text in prepared.warnings:
-        print(f"warning: {text}", file=sys.stderr)
-    directories = play(prepared, out, jobs, against)
+    with _stoppable("nothing was written"):
+        prepared = prepare(loaded, trace, changes, observation, asked, _warn)
     slo_s = DEFAULT_SLO_S if slo is None else slo / NS_PER_S
-    found = Compared.read(changes, directories, slo_s, guardrails, against)
+    with _stoppable("runs that were complete are kept"):
+        directories = play(prepared, out, jobs, against)
+        found = Compared.read(changes, directories, slo_s, guardrails, against)
     show(found, prepared.warnings, as_json)
     if require and (failed := found.failed()):
         raise ObjectiveError(failed)
+
+
+def _warn(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)
+
+
+@contextmanager
+def _stoppable(left: str) -> Iterator[None]:
+    """The first SIGTERM ends the block as an interrupt would, and then the process; later ones wait until all is cleared up.
+
+    A line on stderr says that it was stopped and what is ``left`` of it.
+    """
+
+    stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(STOPPED)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        try:
+            yield
+        except RuntimeError as error:
+            if str(error) != INTERRUPTED:
+                raise
+            raise SystemExit(STOPPED) if stopped else KeyboardInterrupt from error
+    except (KeyboardInterrupt, SystemExit):
+        print(f"replay: stopped; {left}", file=sys.stderr)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)

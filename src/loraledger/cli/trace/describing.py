@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from loraledger.cli.options import JsonOption
-from loraledger.cli.output import print_json
-from loraledger.cli.trace.options import printable, watched
+from loraledger.cli.output import print_json, printable, watched
 from loraledger.units import format_duration
 
 if TYPE_CHECKING:
@@ -27,7 +26,11 @@ SkipOption = Annotated[
 ]
 MaxTokensOption = Annotated[
     int | None,
-    typer.Option("--max-tokens", min=2, help="Prompt and output of a request, such as max_model_len; more is bad."),
+    typer.Option(
+        "--max-tokens",
+        min=2,
+        help="Prompt and output of a request, such as max_model_len; more is bad. Default: 10,000,000.",
+    ),
 ]
 
 
@@ -48,13 +51,13 @@ def describe(
 
 def show(trace: Trace, as_json: bool) -> None:
     """Read ``trace`` once, and print what it holds. Raises ``InputFileError``."""
-    from loraledger.errors import InputFileError
     from loraledger.replay.traces.describe import describe as read
+    from loraledger.replay.traces.trace import no_request
 
     try:
         found = read(watched(trace, "reading", trace.header.requests), len(trace.header.adapters))
     except ValueError as error:
-        raise InputFileError(f"{trace.path}: {error}") from error
+        raise no_request(trace.path, trace.dropped) from error
     if as_json:
         print_json("trace", _document(trace, found))
     else:
@@ -127,7 +130,7 @@ def _lines(trace: Trace, found: Description) -> list[tuple[str, str]]:
 
 def _requests(found: Description) -> str:
     text = f"{found.requests:,} in {format_duration(found.duration_ns)}"
-    if found.rate:
+    if found.rate is not None:
         text += f", {found.rate:.4g}/s"
         text += f", busiest minute {found.peak_minute_rate:.4g}/s" if found.duration_ns >= _MINUTE_NS else ""
         text += f", longest gap {format_duration(found.longest_gap_ns)}"

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from loraledger.cli.options import JsonOption
+from loraledger.cli.options import JsonOption, usage
+from loraledger.cli.output import printable, watched
 from loraledger.cli.trace.describing import MaxTokensOption, SkipOption, dropped_text, show
 from loraledger.cli.trace.options import (
     ActiveOption,
-    AdaptersOption,
     BaseOption,
     BytesOption,
     ChurnOption,
@@ -28,9 +28,6 @@ from loraledger.cli.trace.options import (
     TenantsOption,
     adapters_from,
     mix_from,
-    printable,
-    usage,
-    watched,
 )
 from loraledger.errors import InputFileError
 from loraledger.units import spell_duration
@@ -77,10 +74,14 @@ NAMELESS: Final = (Format.azure, Format.mooncake, Format.vidur)
 """Formats that know neither tenants nor adapters."""
 _SALT_BYTES: Final = 4096
 
+_Adapters = Annotated[
+    int | None,
+    typer.Option("--adapters", min=1, help="Lay so many adapters over it, with --popularity. Default: none."),
+]
 _Popularity = Annotated[
     str | None,
     typer.Option(
-        "--popularity", help="Lay adapters over it: uniform, zipf:S, exponential:C, power:ALPHA; with --adapters."
+        "--popularity", help="How they are asked for: uniform, identical, zipf:S, exponential:C, power:ALPHA."
     ),
 ]
 _SaltFile = Annotated[
@@ -108,11 +109,13 @@ def import_(
     format_: Annotated[
         Format, typer.Argument(metavar="FORMAT", help="azure, mooncake, vidur, tracev2, record or trace.")
     ],
-    file: Annotated[Path, typer.Argument(help="The file; for record its directory.", show_default=False)],
+    file: Annotated[
+        Path, typer.Argument(help="The file; for record its folder, of a run RUN/record.", show_default=False)
+    ],
     out: OutOption,
     skip_bad: SkipOption = False,
     max_tokens: MaxTokensOption = None,
-    adapters: AdaptersOption = None,
+    adapters: _Adapters = None,
     popularity: _Popularity = None,
     seed: SeedOption = 42,
     tenants: TenantsOption = None,
@@ -136,7 +139,6 @@ def import_(
 
     Exit code 3: the file is not of that format, or a row is bad and --skip-bad was not given.
     """
-    from loraledger.conductor.reading import open_record
     from loraledger.replay.traces.importers import from_first as counted_from_first
     from loraledger.replay.traces.trace import MAX_TOKENS, BadRows, Header, Trace, write_trace
     from loraledger.replay.workloads.generate import laid_over
@@ -144,7 +146,7 @@ def import_(
     mix = _mix(format_, adapters, popularity, tenants, base_share, active, drift, churn)
     laid = adapters_from(adapters, ranks, bytes_per_rank) if mix is not None and adapters else ()
     rename, bad = _rename(format_, salt_file, salt_env), BadRows(file, skip=skip_bad)
-    with open_record(file) if format_ is Format.record else nullcontext() as reader:
+    with _record(file) if format_ is Format.record else nullcontext() as reader:
         begun = _begin(format_, file, bad, rename, unknown, header, reader)
         rows = counted_from_first(begun.rows) if from_first else begun.rows
         rows = _bare(rows) if no_prefixes else rows
@@ -161,6 +163,14 @@ def import_(
             write_trace(out, about, watched(drawn, "writing"), bad, max_tokens or MAX_TOKENS)
     _tell(bad, begun)
     show(Trace(out, max_tokens=max_tokens or MAX_TOKENS), as_json)
+
+
+def _record(folder: Path) -> RecordReader:
+    from loraledger.conductor.reading import open_record
+    from loraledger.replay.traces.recorded import check_folder
+
+    check_folder(folder)
+    return open_record(folder)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,23 +7,22 @@ it would be ignored, and the trace would not be what its author thinks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from loraledger.cli.options import JsonOption
+from loraledger.cli.options import DurationType, JsonOption, usage
+from loraledger.cli.output import watched
 from loraledger.cli.trace.describing import show
 from loraledger.cli.trace.options import (
     ActiveOption,
-    AdaptersOption,
     BaseOption,
     BytesOption,
     ChurnOption,
     DriftOption,
-    DurationType,
     NameOption,
     OutOption,
     RanksOption,
@@ -31,10 +30,8 @@ from loraledger.cli.trace.options import (
     TenantsOption,
     adapters_from,
     mix_from,
-    usage,
-    watched,
 )
-from loraledger.units import NS_PER_S, spell_duration
+from loraledger.units import NS_PER_S, spell_bytes, spell_duration
 
 if TYPE_CHECKING:
     from loraledger.replay.traces.trace import Adapter, Request
@@ -43,36 +40,51 @@ if TYPE_CHECKING:
 KINDS: Final = "slora, punica-distinct, punica-uniform, punica-skewed, punica-identical, servegen"
 GENERATED: Final = "generated: no licence needed"
 
-_Rate = Annotated[float | None, typer.Option("--rate", help="Requests/s.  [default: 10; slora 2]")]
+RATE, DURATION, LENGTHS, ADAPTERS = 10.0, 600 * NS_PER_S, "8-511", 100
+"""What a popularity has unless told otherwise; the published generators have their own below."""
+SLORA_ADAPTERS, SLORA_RATE, SLORA_S = 200, 2.0, 300.0
+PUNICA_REQUESTS: Final = 1024
+
+_Adapters = Annotated[
+    int | None,
+    typer.Option(
+        "--adapters", min=1, help=f"How many adapters there are. Default: {ADAPTERS}; slora {SLORA_ADAPTERS}."
+    ),
+]
+_Rate = Annotated[float | None, typer.Option("--rate", help=f"Requests/s. Default: {RATE:g}; slora {SLORA_RATE:g}.")]
 _Duration = Annotated[
     int | None,
     typer.Option(
         "--duration",
         parser=DurationType,
         metavar="TIME",
-        help="Such as 30m.  [default: 10m unless --requests; slora 300s]",
+        help=f"Such as 30m. Default: {spell_duration(DURATION)} unless --requests; slora {SLORA_S:g}s.",
     ),
 ]
-_Requests = Annotated[int | None, typer.Option("--requests", min=1, help="Stop after so many.  [default: punica 1024]")]
+_Requests = Annotated[
+    int | None,
+    typer.Option("--requests", min=1, help=f"Stop after so many. Default: no limit; punica {PUNICA_REQUESTS}."),
+]
 _Arrivals = Annotated[
     str | None,
     typer.Option(
-        "--arrivals", help="poisson, constant, at-once, gamma:CV, weibull:SHAPE.  [default: poisson; punica at-once]"
+        "--arrivals", help="poisson, constant, at-once, gamma:CV, weibull:SHAPE. Default: poisson; punica at-once."
     ),
 ]
 _Lengths = "N, A-B (both may be drawn) or pmf:FILE (JSON, tokens to weight)."
-_Prompt = Annotated[str | None, typer.Option("--prompt", help=f"Prompt tokens: {_Lengths}  [default: 8-511]")]
-_Output = Annotated[str | None, typer.Option("--output", help=f"Output tokens: {_Lengths}  [default: 8-511]")]
+_OWN = "slora, punica and servegen have their own"
+_Prompt = Annotated[str | None, typer.Option("--prompt", help=f"Prompt tokens: {_Lengths} Default: {LENGTHS}; {_OWN}.")]
+_Output = Annotated[str | None, typer.Option("--output", help=f"Output tokens: {_Lengths} Default: {LENGTHS}; {_OWN}.")]
 _Alpha = Annotated[
-    float | None, typer.Option("--alpha", help="slora: skew, which grows as it falls; 1 is uniform.  [default: 1]")
+    float | None, typer.Option("--alpha", help="slora: skew, which grows as it falls; 1 is uniform. Default: 1.")
 ]
-_Cv = Annotated[float | None, typer.Option("--cv", help="slora: coefficient of variation of gaps.  [default: 1]")]
+_Cv = Annotated[float | None, typer.Option("--cv", help="slora: coefficient of variation of gaps. Default: 1.")]
 _Data = Annotated[Path | None, typer.Option("--data", help="servegen: folder of chunk-N-trace.csv.")]
 _Start = Annotated[
     int | None,
-    typer.Option("--start", parser=DurationType, metavar="TIME", help="servegen: where to begin.  [default: 0s]"),
+    typer.Option("--start", parser=DurationType, metavar="TIME", help="servegen: where to begin. Default: 0s."),
 ]
-_Scale = Annotated[float | None, typer.Option("--rate-scale", help="servegen: multiplies every rate.  [default: 1]")]
+_Scale = Annotated[float | None, typer.Option("--rate-scale", help="servegen: multiplies every rate. Default: 1.")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +134,7 @@ def generate(
     rate: _Rate = None,
     duration: _Duration = None,
     requests: _Requests = None,
-    adapters: AdaptersOption = None,
+    adapters: _Adapters = None,
     tenants: TenantsOption = None,
     base_share: BaseOption = None,
     active: ActiveOption = None,
@@ -161,6 +173,11 @@ def _make(wanted: Wanted) -> Made:
     return _servegen(wanted) if wanted.kind == "servegen" else _popular(wanted)
 
 
+_SPELLED: Final[dict[str, Callable[[Any], str]]] = {
+    "duration": spell_duration,
+    "start": spell_duration,
+    "bytes_per_rank": spell_bytes,
+}
 _ALWAYS: Final = frozenset({"kind", "seed", "ranks", "bytes_per_rank"})
 
 
@@ -172,8 +189,8 @@ def _takes(wanted: Wanted, *options: str) -> str:
         raise typer.BadParameter(f"{wanted.kind} does not take {spelled}")
     words = [f"loraledger trace generate {wanted.kind}"]
     for option, value in given.items():
-        if option not in ("kind", "data", "bytes_per_rank"):
-            spelled = spell_duration(value) if option in ("duration", "start") else str(value)
+        if option not in ("kind", "data"):
+            spelled = _SPELLED.get(option, str)(value)
             words.append(f"--{option.replace('_', '-')} {spelled}")
     return " ".join(words)
 
@@ -182,8 +199,8 @@ def _slora(wanted: Wanted) -> Made:
     from loraledger.replay.workloads.generate import slora
 
     source = _takes(wanted, "rate", "duration", "adapters", "alpha", "cv")
-    count, rate = wanted.adapters or 200, 2.0 if wanted.rate is None else wanted.rate
-    duration_s = 300.0 if wanted.duration is None else wanted.duration / NS_PER_S
+    count, rate = wanted.adapters or SLORA_ADAPTERS, SLORA_RATE if wanted.rate is None else wanted.rate
+    duration_s = SLORA_S if wanted.duration is None else wanted.duration / NS_PER_S
     requests = slora(
         adapters=count,
         alpha=1.0 if wanted.alpha is None else wanted.alpha,
@@ -202,7 +219,7 @@ def _punica(wanted: Wanted) -> Made:
     from loraledger.replay.workloads.popularity import punica_counts
 
     source = _takes(wanted, "rate", "requests", "arrivals")
-    kind, number = wanted.kind.removeprefix("punica-"), wanted.requests or 1024
+    kind, number = wanted.kind.removeprefix("punica-"), wanted.requests or PUNICA_REQUESTS
     with usage():
         counts = punica_counts(kind, number)
         gap = parse_arrivals(wanted.arrivals or ("at-once" if wanted.rate is None else "poisson"))
@@ -224,7 +241,7 @@ def _servegen(wanted: Wanted) -> Made:
     requests = servegen(
         clients,
         start_s=(wanted.start or 0) / NS_PER_S,
-        duration_s=(600 * NS_PER_S if wanted.duration is None else wanted.duration) / NS_PER_S,
+        duration_s=(DURATION if wanted.duration is None else wanted.duration) / NS_PER_S,
         rate_scale=1.0 if wanted.rate_scale is None else wanted.rate_scale,
         seed=wanted.seed,
         lengths=(given[0], given[1]) if given else None,
@@ -248,14 +265,14 @@ def _popular(wanted: Wanted) -> Made:
     from loraledger.replay.workloads.generate import workload
 
     source = _takes(wanted, *_FREE, "arrivals", "prompt", "output")
-    count = wanted.adapters or 100
+    count = wanted.adapters or ADAPTERS
     mix = mix_from(count, wanted.kind, wanted.tenants, wanted.base_share, wanted.active, wanted.drift, wanted.churn)
     with usage():
         gap = parse_arrivals(wanted.arrivals or "poisson")
     prompt, output = _lengths(wanted.prompt), _lengths(wanted.output)
     requests, duration = wanted.requests, wanted.duration
     if duration is None and requests is None:
-        duration = 600 * NS_PER_S
+        duration = DURATION
     if requests is None and wanted.arrivals == "at-once":
         raise typer.BadParameter("--arrivals at-once never ends by time: give --requests")
     rate = _rate(wanted)
@@ -264,11 +281,11 @@ def _popular(wanted: Wanted) -> Made:
 
 
 def _rate(wanted: Wanted) -> float:
-    return 10.0 if wanted.rate is None else wanted.rate
+    return RATE if wanted.rate is None else wanted.rate
 
 
 def _lengths(text: str | None) -> Draw:
     from loraledger.replay.workloads.draws import parse_lengths
 
     with usage():
-        return parse_lengths(text or "8-511")
+        return parse_lengths(text or LENGTHS)

@@ -1,55 +1,24 @@
-"""What several trace verbs share: options as they are typed, the mix that they spell, and progress on a terminal."""
+"""What several trace verbs share: options as they are typed, and the mix that they spell."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from loraledger.units import parse_bytes, parse_duration
+from loraledger.cli.options import as_option, usage
+from loraledger.units import parse_bytes
 
 if TYPE_CHECKING:
     from loraledger.replay.traces.trace import Adapter
     from loraledger.replay.workloads.generate import Mix
-
-T = TypeVar("T")
-
-MANY = 100_000
-"""Rows from which on a bar is shown: fewer take less than a second."""
-_STEP = 10_000
-
-
-def as_option(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """``parse`` for an option: its ``ValueError`` is a usage error."""
-
-    def read(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
-
-    return read
-
-
-@contextmanager
-def usage() -> Iterator[None]:
-    """A ``ValueError`` of a generator is a usage error: its parameters came from the command line."""
-    try:
-        yield
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
 
 OutOption = Annotated[Path, typer.Option("--out", "-o", help="File to write; compressed if it ends in .gz.")]
 NameOption = Annotated[
     str | None, typer.Option("--name", help="What the trace is called. Default: made from its source.")
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Same seed, same trace.")]
-AdaptersOption = Annotated[int | None, typer.Option("--adapters", min=1, help="How many adapters there are.")]
 TenantsOption = Annotated[
     int | None, typer.Option("--tenants", min=1, help="Adapters are dealt to so many tenants. Default: 1.")
 ]
@@ -61,13 +30,21 @@ ActiveOption = Annotated[
 ]
 DriftOption = Annotated[
     str | None,
-    typer.Option("--drift", metavar="PERIOD[:N]", help="Each period every adapter falls N ranks; the last come first."),
+    typer.Option(
+        "--drift",
+        metavar="PERIOD[:N]",
+        help="Each period every adapter falls N ranks (1 if left out); the last come first.",
+    ),
 ]
 ChurnOption = Annotated[
-    str | None, typer.Option("--churn", metavar="PERIOD[:N]", help="Each period N active adapters give way to others.")
+    str | None,
+    typer.Option(
+        "--churn", metavar="PERIOD[:N]", help="Each period N active adapters (1 if left out) give way to others."
+    ),
 ]
 RanksOption = Annotated[
-    str | None, typer.Option("--ranks", metavar="R,R,...", help="Ranks, dealt to the adapters in turn.")
+    str | None,
+    typer.Option("--ranks", metavar="R,R,...", help="Ranks, dealt to the adapters in turn. Default: unknown."),
 ]
 BytesOption = Annotated[
     int | None,
@@ -75,10 +52,9 @@ BytesOption = Annotated[
         "--bytes-per-rank",
         parser=as_option(parse_bytes),
         metavar="SIZE",
-        help="Bytes of an adapter per rank; needs --ranks.",
+        help="Bytes of an adapter per rank; needs --ranks. Default: unknown.",
     ),
 ]
-DurationType = as_option(parse_duration)
 
 
 def mix_from(
@@ -118,25 +94,3 @@ def adapters_from(count: int, ranks: str | None, bytes_per_rank: int | None) -> 
         raise typer.BadParameter("--bytes-per-rank needs --ranks")
     with usage():
         return named_adapters(count, [int(part) for part in ranks.split(",")] if ranks else (), bytes_per_rank)
-
-
-def watched(items: Iterable[T], what: str, total: int | None = None) -> Iterator[T]:
-    """``items``, with a bar on stderr once there were many, if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total, visible=False)
-        for number, item in enumerate(items, 1):
-            if number % _STEP == 0 and number >= MANY:
-                bar.update(task, completed=number, visible=True)
-            yield item
-
-
-def printable(text: str) -> str:
-    """``text`` with what a terminal would obey escaped: names in a trace come from anybody."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -35,7 +35,6 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     max_rank: int | None = None
     max_seqs: int | None = None
     token_budget: int | None = None
-    max_model_len: int | None = None
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +101,7 @@ class Reader:
             version=await self._version(),
             model=model,
             **sizes,
-            max_model_len=given.max_model_len or _longest(models, model) or sample.kv_tokens,
+            max_model_len=_longest(models, model) or sample.kv_tokens,
             kv_blocks=blocks,
             block_size=sample.block_tokens,
             block_bytes=None if not pool else pool // blocks,

@@ -25,7 +25,7 @@ from loraledger.engines.probe_api import ProbeApi
 from loraledger.engines.protocol import ReplicaTarget
 from loraledger.engines.scrape import EngineSample
 from loraledger.engines.vllm_api import VllmApi
-from loraledger.errors import TargetError
+from loraledger.errors import ConfigError, TargetError
 from loraledger.twin.calibrated import Calibrated
 from loraledger.twin.fit import Fit, fit
 from loraledger.twin.fit_points import DecodePoint, MixedPoint, MovePoint, Points, PrefillPoint
@@ -183,7 +183,14 @@ def _result(request: Request, facts: Facts, found: dict[Probe, list[Point]], ski
         raise TargetError(
             f"{request.budget_s:g} s were too short for this engine: give a longer --budget", code=TOO_SHORT
         )
-    fitted = fit(points, _known(facts))
+    try:
+        known = _known(request, facts)
+        fitted = fit(points, known.profile)
+        calibrated = fitted.into(known)
+    except ValueError as error:
+        raise ConfigError(
+            f"no profile comes of this: {error}; are --max-seqs and --token-budget the engine's own?"
+        ) from error
     notes = left_out(facts) if request.folders else []
     if facts.guessed:
         notes.append(f"not told by the engine, vLLM's defaults where nothing else is said: {', '.join(facts.guessed)}")
@@ -193,29 +200,13 @@ def _result(request: Request, facts: Facts, found: dict[Probe, list[Point]], ski
         notes.append(f"the engine finished {foreign} requests of others meanwhile: calibrate again when it is idle")
     if fitted.adapter_ps is not None:
         notes.append(adapter_cost(points, fitted))
-    calibrated = Calibrated(
-        name=request.name,
-        engine="vllm",
-        engine_version=facts.version,
-        model=facts.model,
-        device=request.device,
-        date=request.date,
-        source=request.source,
-        profile=fitted.profile,
-        block_bytes=facts.block_bytes,
-        slot_bytes=facts.slot_bytes,
-        boundary_ps=fitted.boundary_ps,
-        boundary_per_seq_ps=fitted.boundary_per_seq_ps,
-        load_call_ps=fitted.load_call_ps,
-        terms=fitted.terms,
-        notes=tuple(notes),
-    )
+    calibrated = msgspec.structs.replace(calibrated, notes=tuple(notes))
     return Result(calibrated=calibrated, points=points, facts=facts, fit=fitted)
 
 
-def _known(facts: Facts) -> TwinProfile:
-    """The engine's sizes; its times are the twin's defaults until they are fitted."""
-    return TwinProfile(
+def _known(request: Request, facts: Facts) -> Calibrated:
+    """What is known before anything is fitted: the engine's sizes; its times are the twin's defaults."""
+    profile = TwinProfile(
         slots=facts.slots,
         host_entries=facts.host_entries,
         max_rank=facts.max_rank,
@@ -223,6 +214,18 @@ def _known(facts: Facts) -> TwinProfile:
         token_budget=facts.token_budget,
         kv_blocks=facts.kv_blocks,
         block_size=facts.block_size,
+    )
+    return Calibrated(
+        name=request.name,
+        engine="vllm",
+        engine_version=facts.version,
+        model=facts.model,
+        device=request.device,
+        date=request.date,
+        source=request.source,
+        profile=profile,
+        block_bytes=facts.block_bytes,
+        slot_bytes=facts.slot_bytes,
     )
 
 

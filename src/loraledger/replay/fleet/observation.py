@@ -13,8 +13,18 @@ youngest. Adapters in use are the youngest of all, in the order in which they ca
 its first token, for that is what the twin tells.
 
 What the twin does not tell is left unknown: when a request was first computed (its engine queue and its prefill), what others'
-loads cost it, cached tokens, and step statistics. ``access`` is the tier in which a request's adapter was found: that of the
-move which its adapter's first token after it follows, else a slot.
+loads cost it and cached tokens. ``access`` is the tier in which a request's adapter was found: that of the move which its
+adapter's first token after it follows, if it was sent before the step with that move began, else a slot.
+
+Step statistics (``StepsObserved``) are not fed. No decision reads them: the kernel keeps them for the gateway's account of blocked
+requests, free KV and tokens computed again, and the record's samples show them. So these columns are null in a replayed record.
+
+The way into the engine is the profile's (``Calibrated``), and the kernel learns of it as live, from first tokens and load calls
+that come later. ``boundary`` and ``boundary_per_seq`` delay each request on its way in. What a real one loses on its way back is in
+them too, so first tokens are right, and a request joins the engine's queue a little late. Each request that was sent there and has
+not ended counts for ``boundary_per_seq``, also one that waits, although what is measured grows with the streams that run.
+``load_call`` delays the call and leaves the engine free meanwhile, although a real one may hold it: loads inside steps and in calls
+last as the profile says, and whoever waits for the call waits for all of it.
 """
 
 from __future__ import annotations
@@ -91,10 +101,10 @@ class _Use:
 class _Move:
     """An adapter that a step brought into a slot: who was first computed in that step is still to be seen."""
 
-    __slots__ = ("activation", "at", "first", "load")
+    __slots__ = ("activation", "began", "first", "load")
 
-    def __init__(self, at: int, load: int | None, activation: int) -> None:
-        self.at = at
+    def __init__(self, began: int, load: int | None, activation: int) -> None:
+        self.began = began
         self.load = load
         self.activation = activation
         self.first: int | None = None
@@ -116,6 +126,8 @@ class Probe:
         self._uses: dict[str, _Use] = {}
         self._moves: dict[str, _Move] = {}
         self._loads: dict[str, int] = {}  # disk to host, before the activation that follows
+        self._began = 0  # when the step began, or the load call, to which the last move belongs, ps
+        self._moved = -1  # when that move ended: the next one of the same step begins then
         self._host: dict[str, int] = {}  # name to copies: a name registered anew is another copy
         self._active: dict[str, int] = {}
         self._running: dict[str, int] = {}
@@ -202,7 +214,7 @@ class Probe:
     def _find(self, use: _Use, name: str) -> None:
         """Whether the step that first computed this request had to bring its adapter in."""
         move = self._moves.get(name)
-        if move is None or use.sent > move.at:
+        if move is None or use.sent > move.began:
             return
         if move.first is None:
             move.first = use.first
@@ -229,6 +241,7 @@ class Probe:
         """Tell one move; whether the lists changed."""
         match event:
             case Loaded():
+                self._follows(event)
                 took = event.took // PS_PER_NS
                 self._loads[event.name] = took
                 _young(self._host, event.name, 1)
@@ -236,7 +249,7 @@ class Probe:
             case Activated():
                 took = event.took // PS_PER_NS
                 load = self._loads.pop(event.name, None)
-                self._moves[event.name] = _Move(event.at, load, took)
+                self._moves[event.name] = _Move(self._follows(event), load, took)
                 _young(self._host, event.name, 0)
                 _young(self._active, event.name, 1)
                 out.append(ev.ActivationObserved(now, self._replica, event.name, took))
@@ -244,6 +257,7 @@ class Probe:
                 self._evicted(now, event, out)
             case LoadDone():
                 self._moves.pop(event.name, None)  # a load call brought it, and no request waited in that step
+                self._moved = -1
                 return False
             case Preempted():
                 self._uses[event.id].preemptions += 1
@@ -254,6 +268,13 @@ class Probe:
             case _:
                 return False
         return True
+
+    def _follows(self, move: Loaded | Activated) -> int:
+        """When the step began to which ``move`` belongs, ps: its moves follow each other without a gap."""
+        if move.at - move.took != self._moved:
+            self._began = move.at - move.took
+        self._moved = move.at
+        return self._began
 
     def _evicted(self, now: int, event: Evicted, out: list[ev.Event]) -> None:
         held = self._host if event.tier == "host" else self._active

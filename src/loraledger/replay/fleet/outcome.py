@@ -84,6 +84,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     activation_costs_ps: dict[str, int] = {}
     """The same for one activation."""
     warnings: tuple[str, ...] = ()
+    record_digest: str | None = None
+    """Of the record files (``record.parquet``)."""
     wall_s: float | None = None
     """Left out of comparisons: the only figures that differ between two equal runs."""
     kernel_share: float | None = None

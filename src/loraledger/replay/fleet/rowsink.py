@@ -25,6 +25,7 @@ from loraledger.record.parquet import HOUR_NS, MEMORY_LIMIT, pack, partition_pat
 from loraledger.record.tables import TABLES, Row, TableName, check
 
 LABEL: Final = "replay"
+SCRATCH: Final = ".scratch"
 CHUNK: Final = 131_072
 """Rows of one table in one round of Parquet files: some 100 MiB of JSON at most."""
 
@@ -37,7 +38,7 @@ class RowSink:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._scratch = directory / ".scratch"
+        self._scratch = directory / SCRATCH
         shutil.rmtree(self._scratch, ignore_errors=True)
         self._scratch.mkdir(parents=True)
         self._connection = connect(self._scratch, threads=1, memory_limit=MEMORY_LIMIT)

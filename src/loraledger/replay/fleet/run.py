@@ -26,6 +26,7 @@ from loraledger import events as ev
 from loraledger.errors import InputFileError
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.settings import encode_settings
+from loraledger.record.parquet import record_digest
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome
 from loraledger.replay.fleet.rowsink import RowSink
 from loraledger.replay.fleet.scenario import Scenario
@@ -104,12 +105,14 @@ def run(
             played = time.perf_counter_ns() - played
             watch.say(writing=True)
             sink.take(fleet.conductor.fold.open_rows())
+        recorded = record_digest(record)
     except OSError as error:
         raise InputFileError(f"{directory}: the run cannot be written: {error.strerror or error}") from error
     outcome = msgspec.structs.replace(
         _came_to(scenario, fleet, demand, trace_digest, digest, clients),
         dropped=dict(sorted((dropped or {}).items())),
         warnings=(*scenario.warnings, *_prefix_warning(scenario, demand.blocks, block_tokens)),
+        record_digest=recorded,
         wall_s=(time.perf_counter_ns() - began) / NS_PER_S,
         kernel_share=None if kernel is None else kernel.spent / played,
     )

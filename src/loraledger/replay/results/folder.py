@@ -4,6 +4,9 @@ Theory of operation. Each run's requests and residency are views over its Parque
 a query need not ask which files exist. One connection may hold several runs, which is how two are paired without either passing
 through Python. Rows can be streamed: what is read one row at a time takes no memory, and DuckDB sorts and groups within
 ``MEMORY_LIMIT`` and spills beyond it.
+
+Whoever opens a run compares its record with the digest in ``run.json``: rows that were edited, or record files of another run,
+would give figures that nobody played.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import msgspec
 
 from loraledger.errors import InputFileError
 from loraledger.record.duck import connect, quote, run
-from loraledger.record.parquet import partitions
+from loraledger.record.parquet import partitions, record_digest
 from loraledger.record.tables import TABLES, Table
 from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome
 
@@ -50,7 +53,10 @@ class RunTables:
 
 @contextmanager
 def open_runs(**runs: Path) -> Iterator[RunTables]:
-    """The tables of each run folder, in a schema of its name. Raises InputFileError for a folder without record files."""
+    """The tables of each run folder, in a schema of its name.
+
+    Raises InputFileError for a folder without record files, and for one whose record is not the run's.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="loraledger-") as scratch,
         connect(Path(scratch), threads=1, memory_limit=MEMORY_LIMIT) as connection,
@@ -59,6 +65,7 @@ def open_runs(**runs: Path) -> Iterator[RunTables]:
             run(connection, f"CREATE SCHEMA {name}")
             for table in _TABLES:
                 _create_view(connection, name, TABLES[table], directory)
+            _check_digest(directory)
         yield RunTables(connection)
 
 
@@ -82,6 +89,18 @@ def read_outcome(directory: Path) -> Outcome:
         raise InputFileError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, RecursionError) as error:
         raise InputFileError(f"{path}: not the outcome of a run: {error}; replay it again") from error
+
+
+def _check_digest(directory: Path) -> None:
+    recorded = read_outcome(directory).record_digest
+    if recorded is None:
+        return
+    try:
+        found = record_digest(directory / RECORD_FOLDER)
+    except OSError as error:
+        raise InputFileError(f"{error.filename}: cannot be read: {error.strerror}; replay it again") from error
+    if recorded != found:
+        raise InputFileError(f"{directory}: its record is not the one that the run wrote; replay it again")
 
 
 def _create_view(connection: duckdb.DuckDBPyConnection, name: str, table: Table, directory: Path) -> None:

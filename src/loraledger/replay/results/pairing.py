@@ -26,6 +26,7 @@ DRAWS: Final = 2_000
 SHOWN: Final = 5
 """Adapters that lost or gained most."""
 _LEAST_PAIRS: Final = 10
+_MOST_SAID: Final = 80
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -161,13 +162,28 @@ def pair(ours: Path, theirs: Path) -> Pairing:
         )
 
 
+def unlike(mine: str, other: str) -> str | None:
+    """How two identities (``scenarios/sweep.py``) of what was played differ, in words; ``None``: they do not."""
+    if mine == other:
+        return None
+    (ours, _, how), (theirs, _, else_how) = mine.partition(" "), other.partition(" ")
+    if ours != theirs:
+        return f"they are of different traces ({ours[:19]} and {theirs[:19]})"
+    return f"the same trace was played with {_arrivals(how)} and with {_arrivals(else_how)}"
+
+
+def _arrivals(how: str) -> str:
+    """Names of adapters that were left out come from the trace and may be many: those are cut."""
+    speed = "" if how.startswith("speed=") else "speed=1 "
+    said = ascii(f"{speed}{how}".strip())[1:-1]
+    return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}..."
+
+
 def _check(ours: Path, mine: Outcome, theirs: Path, other: Outcome) -> None:
-    reason = None
-    if mine.trace != other.trace:
-        reason = f"they are of different traces ({mine.trace[:19]} and {other.trace[:19]})"
-    elif mine.requests != other.requests:
+    reason = unlike(mine.trace, other.trace)
+    if reason is None and mine.requests != other.requests:
         reason = f"one played {mine.requests:,} requests of the trace and the other {other.requests:,}"
-    elif mine.dropped != other.dropped:
+    elif reason is None and mine.dropped != other.dropped:
         reason = "different rows of the trace were dropped"
     if reason is not None:
         raise InputFileError(

@@ -5,8 +5,8 @@ axis fastest, so that the first combination (the one that the others are judged 
 combination is known by its *label*, the keys and values as they were typed. A policy's parameter is left out of the runs of
 policies that do not have it; combinations that this makes equal are played once.
 
-What a key means is ``building.py``'s business. Here is what can be said of its text alone: ``ValueError`` names the key, what is
-wrong with the value, and what was probably meant.
+What a key means is ``building.py``'s business. Here is what can be said of its text alone: ``ValueError`` names the option, the key
+and the value as typed, and what would be taken.
 """
 
 from __future__ import annotations
@@ -77,14 +77,15 @@ class Changes:
 
 def parse_axes(policies: Sequence[str], settings: Iterable[str]) -> tuple[Axis, ...]:
     """The axes of ``--policy`` (outermost) and ``--set``. Raises ``ValueError``."""
-    axes = [_axis("policy", policies)] if policies else []
+    axes = [_axis("--policy ", "policy", policies)] if policies else []
     for text in settings:
         key, equals, values = text.partition("=")
         if not equals or not values:
-            raise ValueError(f"{text!r} is not KEY=VALUE[,VALUE...]")
-        axis = _axis(key.strip(), values.split(","))
+            raise ValueError(f"--set {text} is not KEY=VALUE[,VALUE...], such as slots=4,8")
+        key = key.strip()
+        axis = _axis(f"--set {key}=", key, values.split(","))
         if any(axis.key == other.key for other in axes):
-            raise ValueError(f"{axis.key} is given twice: list its values once, separated by commas")
+            raise ValueError(f"--set {text}: {key} is given twice: list its values once, separated by commas")
         axes.append(axis)
     return tuple(axes)
 
@@ -94,7 +95,9 @@ def combinations(axes: Sequence[Axis], configured_policy: str) -> tuple[Changes,
     number = math.prod(len(axis.values) for axis in axes)
     if number > MAX_COMBINATIONS:
         sizes = " x ".join(str(len(axis.values)) for axis in axes)
-        raise ValueError(f"{sizes} = {number:,} combinations, limit {MAX_COMBINATIONS}: sweep fewer values at a time")
+        raise ValueError(
+            f"--policy and --set span {sizes} = {number:,} combinations, limit {MAX_COMBINATIONS}: sweep fewer values at a time"
+        )
     found: dict[str, Changes] = {}
     for chosen in product(*(axis.values for axis in axes)):
         pairs = {axis.key: pair for axis, pair in zip(axes, chosen, strict=True)}
@@ -106,7 +109,8 @@ def combinations(axes: Sequence[Axis], configured_policy: str) -> tuple[Changes,
         found.setdefault(changes.label, changes)
     for axis in axes:
         if not any(axis.key in changes.values for changes in found.values()):
-            raise ValueError(f"{axis.key}: no policy that runs has this parameter")
+            having = ", ".join(policy for policy in policy_names() if _has(policy, axis.key))
+            raise ValueError(f"--set {axis.key}: no policy that runs has this parameter: give --policy one of {having}")
     return tuple(found.values())
 
 
@@ -115,21 +119,30 @@ def keys() -> tuple[str, ...]:
     return (*_KEYS, *dict.fromkeys(f"policy.{name}" for policy in policy_names() for name in _parameters(policy)))
 
 
-def _axis(key: str, texts: Sequence[str]) -> Axis:
+def _axis(typed: str, key: str, texts: Sequence[str]) -> Axis:
+    """``typed``: the option up to the value, as the operator typed it."""
     parse = _KEYS.get(key)
     if parse is None:
         if key not in keys():
-            raise ValueError(f"--set {key}: no such key{nearest(key, keys())}")
+            raise ValueError(f"--set {key}: no such key{nearest(key, keys()) or _known(key)}")
         parse = _number
     values: dict[str, Value] = {}
     for text in (text.strip() for text in texts):
         if text in values:
-            raise ValueError(f"{key}: {text} is there twice")
+            raise ValueError(f"{typed}{text} is there twice: list each value once")
         try:
             values[text] = parse(text)
         except ValueError as error:
-            raise ValueError(f"{key}={text}: {error}") from error
+            raise ValueError(f"{typed}{text}: {error}") from error
     return Axis(key, tuple(values.items()))
+
+
+def _known(key: str) -> str:
+    """A hint of what ``key`` could have been: the keys of its family, else the plain ones and the families."""
+    family = f"{key.partition('.')[0]}."
+    kin = [known for known in keys() if known.startswith(family)] if "." in key else []
+    plain = [known if "." not in known else f"{known.partition('.')[0]}.*" for known in keys()]
+    return f"; known: {', '.join(kin or dict.fromkeys(plain))}"
 
 
 def _has(policy: str, key: str) -> bool:
@@ -145,11 +158,10 @@ def _count(text: str) -> int:
 
 
 def _whole(text: str, least: int = 0, most: int = MAX_COUNT) -> int:
-    if not (text.isascii() and text.lstrip("-").isdecimal()) or len(text) > len(str(MAX_COUNT)) + 1:
+    digits = text.isascii() and text.removeprefix("-").isdecimal() and len(text) <= len(str(MAX_COUNT)) + 1
+    value = int(text) if digits else None
+    if value is None or not least <= value <= most:
         raise ValueError(f"a whole number from {least} to {most:,} is wanted")
-    value = int(text)
-    if not least <= value <= most:
-        raise ValueError(f"must be {'at least' if value < least else 'at most'} {least if value < least else most:,}")
     return value
 
 
@@ -159,19 +171,22 @@ def _number(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError("a number is wanted")
+        raise ValueError("a finite number is wanted, such as 2 or 0.5")
     return value
 
 
 def _share(text: str) -> float:
-    value = _number(text)
+    try:
+        value = _number(text)
+    except ValueError:
+        value = math.nan
     if not 0 <= value <= 1:
         raise ValueError("a number from 0 to 1 is wanted")
     return value
 
 
 def _rank(text: str) -> int:
-    value = _count(text)
+    value = _count(text) if text.isascii() and text.isdecimal() else 0
     if value not in MAX_RANKS:
         raise ValueError(f"no max_lora_rank of the engine, which takes {', '.join(map(str, MAX_RANKS))}")
     return value
@@ -183,7 +198,7 @@ def _speed(text: str) -> Fraction:
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if not Fraction(1, MAX_SPEED) <= value <= MAX_SPEED:
-        raise ValueError(f"a number or a fraction up to {MAX_SPEED:,} is wanted, such as 1.5 or 4/3")
+        raise ValueError(f"a number or a fraction from 1/{MAX_SPEED} to {MAX_SPEED:,} is wanted, such as 1.5 or 4/3")
     return value
 
 

@@ -12,7 +12,8 @@ is told the truth about the engine as an operator would have restarted it.
 (vLLM, ``v1/worker/gpu_worker.py: determine_available_memory``). ``blocks`` are those of the settings at their own slots, else those
 of the profile at the slots that it was measured with. Bytes of a slot and of a block are worked out from the configured base
 model and the engine's flags, as ``loraledger budget`` does, else taken from the profile; a slot is proportional to ``max_rank``.
-Where neither knows them a change of slots is refused, unless KV is to be kept as it is.
+Where neither knows them a change of slots is refused, unless KV is to be kept as it is. If a base model is configured and cannot
+be read, this is said, and whose bytes stand in for its own.
 """
 
 from __future__ import annotations
@@ -70,12 +71,15 @@ class Ground:
 
     @cached_property
     def base(self) -> BaseModel | str | None:
-        """The configured base model; the reason as text where it cannot be read; ``None`` where none is configured."""
+        """The configured base model; the reason as text where nothing can be counted by it; ``None``: none is configured."""
         path = self.settings.base.path
+        if path is None:
+            return None
         try:
-            return None if path is None else read_base(path)
+            found = read_base(path)
         except InputFileError as error:
             return error.message
+        return found if found.shaped else "the shapes of its modules are not known"
 
 
 def scenario(ground: Ground, changes: Changes) -> Scenario:
@@ -95,7 +99,7 @@ def scenario(ground: Ground, changes: Changes) -> Scenario:
         label=changes.label,
         settings=fleet,
         profiles={replica.spec.name: replica.profile for replica in replicas},
-        observation=_way_in(ground.observation, building.calibrated),
+        observation=way_in(ground.observation, building.calibrated),
         warnings=(*building.doubts(), *building.warnings()),
         speed=changes.speed.as_integer_ratio(),
         slot_bytes={replica.spec.name: replica.slot_bytes for replica in replicas if replica.slot_bytes},
@@ -148,7 +152,7 @@ class _Building:
         ours, theirs = self.ground.engine_version, self.calibrated.engine_version
         name = self.calibrated.name
         found = []
-        if not (self.ground.chosen or self.renamed):
+        if not self._chosen:
             found.append(
                 f"no profile was given: step times are those of {name} ({self.calibrated.model} on {self.calibrated.device}); "
                 "give --profile, or measure one with `loraledger calibrate`"
@@ -159,7 +163,18 @@ class _Building:
             found.append(
                 f"profile {name} is of {self.calibrated.engine} {theirs}, the fleet runs {ours}: calibrate again"
             )
+        if isinstance(self.ground.base, str) and self.calibrated.profile.layout == "slots":
+            known = self.calibrated.slot_bytes is not None and self.calibrated.block_bytes is not None
+            instead = f"are those of profile {name} ({self.calibrated.model})" if known else "are not known"
+            found.append(
+                f"base.path {self.ground.settings.base.path}: {self.ground.base}; bytes of slots and KV blocks {instead}"
+            )
         return found
+
+    @property
+    def _chosen(self) -> bool:
+        """The operator named the profile, so that its sizes stand in for those that the settings leave out."""
+        return self.renamed or self.ground.chosen
 
     def warnings(self) -> list[str]:
         """What was said of replicas, each text once."""
@@ -183,13 +198,24 @@ class _Building:
                 token_budget=self.changes.count("token_budget") or given.token_budget,
             )
         except ValueError as error:
-            raise ConfigError(f"{self._at(replica)}: {error}; --set changes it, or take another profile") from error
+            raise ConfigError(f"{self._at(replica)}: {error}; {self._remedy(index, str(error))}") from error
         spec = self.ground.fleet.replicas[index]
-        in_flight = spec.max_in_flight if self.ground.written(index, "max_in_flight") else 2 * sizes["max_seqs"]
+        in_flight = spec.max_in_flight if self.ground.written(index, "max_in_flight") else _in_flight(sizes["max_seqs"])
         kv_tokens = None if spec.kv_tokens is None else profile.kv_tokens
         spec = msgspec.structs.replace(spec, **sizes, max_in_flight=in_flight, kv_tokens=kv_tokens)
         room = self._room(replica, sizes["max_rank"])
         return _Replica(spec, profile, 0 if room is None else int(room.slot * replica.tensor_parallel))
+
+    def _remedy(self, index: int, said: str) -> str:
+        """What to do about the size whose name an error begins with: it is where that came from that helps."""
+        name = said.partition(" ")[0]
+        profile = f"profile {self.calibrated.name}"
+        if name not in (*_SIZES, "token_budget", "kv_blocks"):
+            return f"{profile} does not go so far: take another one, or a smaller value"
+        if self.changes.count(name) is not None:
+            return f"give --set {name} another value"
+        written = self.ground.written(index, "kv_tokens" if name == "kv_blocks" else name)
+        return f"that is from {'the settings' if written else profile}: give --set {name}=N as well"
 
     def _size(self, index: int, replica: Replica, name: str) -> int:
         """The combination's, else the settings', else the profile's if it is one that the operator chose."""
@@ -197,7 +223,7 @@ class _Building:
         if changed is not None:
             return changed
         configured: int = getattr(replica, name)
-        if name == "slots" or self.ground.written(index, name) or not (self.ground.chosen or self.renamed):
+        if name == "slots" or self.ground.written(index, name) or not self._chosen:
             return configured
         found: int = getattr(self.calibrated.profile, name)
         if found != configured:
@@ -235,7 +261,7 @@ class _Building:
         return left
 
     def _say_kv(self, replica: Replica, blocks: int) -> None:
-        where = f"{blocks:,} blocks" + ("" if self.ground.chosen or self.renamed else ", a guess")
+        where = f"{blocks:,} blocks" + ("" if self._chosen else ", a guess")
         self._say(replica, f"kv_tokens is not in the settings: KV is that of profile {self.calibrated.name}, {where}")
 
     def _untraded(self, replica: Replica, blocks: int, beside: str) -> int:
@@ -264,7 +290,14 @@ class _Building:
         return f"{self.changes.label}: replica {replica.name}"
 
 
-def _way_in(observation: Observation, calibrated: Calibrated) -> Observation:
+def _in_flight(max_seqs: int) -> int:
+    """What the settings' own default would be."""
+    field = Replica.model_fields["max_in_flight"]
+    found: int = field.get_default(call_default_factory=True, validated_data={"max_seqs": max_seqs})
+    return found
+
+
+def way_in(observation: Observation, calibrated: Calibrated) -> Observation:
     """``observation`` with what lies between gateway and engine, as the profile has it."""
     return msgspec.structs.replace(
         observation,

@@ -7,25 +7,33 @@ from the caller. A guess is never made.
 
 Tenants have the limits that the settings give a tenant of that name. Others exist in the trace alone: they get the default
 limits, and their number is said, since limits shape what waits.
+
+Who may call what is not played: a gateway answers such a request at its edge, and a recorded trace holds only those that were let
+in. Requests that these settings would not let in are counted and said, since a trace and settings that do not belong together are
+a likely mistake.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
+from loraledger.adapters.catalog import granted
 from loraledger.adapters.reading.folder import FolderReader
 from loraledger.config.schema import AdapterSpec as ConfiguredAdapter
 from loraledger.config.schema import Settings
 from loraledger.errors import InputFileError
 from loraledger.events import AdapterSpec
 from loraledger.kernel.settings import TenantSpec
-from loraledger.replay.traces.trace import Adapter, Request, Trace
+from loraledger.replay.traces.trace import Adapter, Request, Trace, no_request
 
 MAX_TENANTS: Final = 100_000
+May: TypeAlias = Callable[[str, str | None], bool]
+"""Whether a tenant may call an adapter (``None``: the base)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +46,15 @@ class Survey:
     tenants: tuple[str, ...]
     most_tokens: int
     """Prompt and output of the largest request."""
+    refused: int = 0
+    """Requests that the settings would not let in, as ``survey`` was told."""
 
 
-def survey(trace: Trace, requests: Iterable[Request] | None = None) -> Survey:
+def survey(trace: Trace, requests: Iterable[Request] | None = None, may: May | None = None) -> Survey:
     """Read ``trace`` to its end, through ``requests`` if given. Raises ``InputFileError``, also for one without requests."""
     adapters: dict[str | None, None] = {}
     tenants: dict[str, None] = {}
-    count = most = 0
+    count = most = refused = 0
     for request in trace if requests is None else requests:
         count += 1
         adapters[request.adapter] = None
@@ -53,22 +63,55 @@ def survey(trace: Trace, requests: Iterable[Request] | None = None) -> Survey:
             raise InputFileError(f"{trace.path}: over {MAX_TENANTS:,} tenants: their limits would be too many to keep")
         if (tokens := request.prompt_tokens + request.output_tokens) > most:
             most = tokens
+        if may is not None and not may(request.tenant, request.adapter):
+            refused += 1
     if not count or trace.digest is None:
-        raise InputFileError(f"{trace.path}: no request in it")
-    named = tuple(name for name in adapters if name is not None)
-    return Survey(requests=count, digest=trace.digest, adapters=named, tenants=tuple(tenants), most_tokens=most)
+        raise no_request(trace.path, trace.dropped)
+    return Survey(
+        requests=count,
+        digest=trace.digest,
+        adapters=tuple(name for name in adapters if name is not None),
+        tenants=tuple(tenants),
+        most_tokens=most,
+        refused=refused,
+    )
+
+
+def may_call(settings: Settings) -> May:
+    """Whether the settings let a tenant call an adapter (``None``: the base). A tenant that they do not have may call all."""
+    tenants = {tenant.name: tenant for tenant in settings.tenants}
+    listed = {spec.name: spec for spec in settings.adapters.list}
+
+    @lru_cache(maxsize=1 << 16)  # a look through a tenant's patterns takes microseconds, and requests of a pair repeat
+    def may(tenant: str, adapter: str | None) -> bool:
+        known = tenants.get(tenant)
+        if known is None:
+            return True
+        if adapter is None:
+            return known.base
+        spec = listed.get(adapter) or ConfiguredAdapter.model_construct(name=adapter)
+        return bool(granted(spec, (known,)))
+
+    return may
 
 
 def tenants_of(seen: Survey, configured: Sequence[TenantSpec]) -> tuple[tuple[TenantSpec, ...], list[str]]:
     """The tenants of the settings and of the trace, and what is to be said of the latter."""
     known = {spec.name for spec in configured}
     others = [TenantSpec(name) for name in seen.tenants if name not in known]
+    warnings: list[str] = []
+    if seen.refused:
+        warnings.append(
+            f"{seen.refused:,} of {seen.requests:,} requests are for what the settings do not let their tenant call; they are "
+            "played all the same, a gateway would answer 404"
+        )
     if not others:
-        return tuple(configured), []
+        return tuple(configured), warnings
     some, one = _some([spec.name for spec in others]), others[0]
     return (*configured, *others), [
+        *warnings,
         f"{len(others)} of {len(seen.tenants)} tenants of the trace are not in the settings ({some}) and get the default limits: "
-        f"{one.concurrency} in flight, {one.queue} waiting (--set tenants.concurrency=N changes them)"
+        f"{one.concurrency} in flight, {one.queue} waiting (--set tenants.concurrency=N changes them)",
     ]
 
 

@@ -2,18 +2,18 @@
 
 A profile is a small JSON document (``twin/calibrated.py``). It is read strictly: a misspelt constant that silently kept its
 default would be the worst kind of error, so a key that does not exist is refused too, with the nearest one. What cannot be (a
-negative slope, a table that falls) is refused by the profile itself, which names the term.
+negative slope, a table that falls) is refused by the profile itself, which names the term. A key that is there twice, of which a
+JSON reader would take the last, is refused here.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Final
-
-import msgspec
+from typing import Any, Final
 
 from loraledger.config.checks import nearest
 from loraledger.errors import InputFileError
@@ -54,22 +54,36 @@ def parse_profile(name: str, data: bytes) -> Calibrated:
     """The profile in ``data``, called ``name`` in messages. Raises ``InputFileError`` naming the field and what is wrong."""
     try:
         found = decode(data)
-        _check_keys(msgspec.json.decode(data))
-    except ValueError as error:
+        _check_keys(json.loads(data, object_pairs_hook=_once))
+    except (ValueError, RecursionError) as error:
         raise InputFileError(f"profile {name}: {error}; `loraledger calibrate` writes such files") from error
     return found
 
 
-def _check_keys(document: object) -> None:
-    profile = document.get("profile") if isinstance(document, dict) else None
-    rules = profile.get("unified") if isinstance(profile, dict) else None
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of the document. Raises ``ValueError`` for a key that is in it twice."""
+    found: dict[str, object] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{_shown(key)} is given twice: keep one")
+        found[key] = value
+    return found
+
+
+def _check_keys(document: dict[str, Any]) -> None:
+    """Raises ``ValueError`` for a key that means nothing, in a document that decodes."""
+    profile = document["profile"]
     for where, found, fields in (
         ("profile", profile, TwinProfile.__struct_fields__),
-        ("profile.unified", rules, UnifiedRules.__struct_fields__),
+        ("profile.unified", profile.get("unified", {}), UnifiedRules.__struct_fields__),
     ):
-        for key in found if isinstance(found, dict) else ():
+        for key in found:
             if key not in fields:
-                raise ValueError(f"{where}.{key[:100]}: no such field{nearest(key, fields)}")
+                raise ValueError(f"{where}.{_shown(key)}: no such field{nearest(key, fields)}")
+
+
+def _shown(key: str) -> str:
+    return key[:100] if key.isprintable() else ascii(key[:100])
 
 
 def _folder() -> Traversable:

@@ -4,16 +4,12 @@ Theory of operation. Runs share nothing, so each is a job for a pool of processe
 Python). Processes are spawned, not forked, and read the trace from its file themselves; what they have to say while they run is
 a few numbers each, in a place of their own on a *board*, a temporary file. Results come back in the order of the scenarios. With
 one job at a time the runs are played in this process.
-
-A run is played into a hidden folder that takes its name when it is complete: an earlier run of that name stays until then, and
-what was interrupted leaves nothing behind.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,9 +26,10 @@ from typing import Final, Protocol
 import msgspec
 
 from loraledger.errors import InputFileError
-from loraledger.replay.fleet.outcome import RECORD_FOLDER, RUN_FILE, Outcome
+from loraledger.replay.fleet.outcome import Outcome
 from loraledger.replay.fleet.run import Progress, run
 from loraledger.replay.fleet.scenario import Scenario
+from loraledger.replay.scenarios.folders import remove_partial, whole
 from loraledger.replay.scenarios.unfit import Unfit, fitting
 from loraledger.replay.traces.trace import Request, Trace
 
@@ -79,7 +76,7 @@ def sweep(jobs: Sequence[Job], at_once: int, watcher: Watcher) -> list[Outcome]:
         return _pooled(jobs, min(at_once, len(jobs)), watcher)
     finally:
         for job in jobs:
-            shutil.rmtree(_hidden(job.directory), ignore_errors=True)
+            remove_partial(job.directory)
 
 
 def identity(digest: str, speed: tuple[int, int], unfit: Unfit) -> str:
@@ -102,38 +99,20 @@ def _alone(index: int, job: Job, watcher: Watcher) -> Outcome:
 
 def play(job: Job, progress: Callable[[Progress], None]) -> Outcome:
     """One run, in this process. Raises ``InputFileError``, also when another thing than a run has the folder's name."""
-    _check_replaceable(job.directory)
     trace = Trace(job.trace, skip_bad=job.skip_bad, max_tokens=job.max_tokens)
     unfit: dict[str, int] = {}
-    hidden = _hidden(job.directory)
-    shutil.rmtree(hidden, ignore_errors=True)
     requests = fitting(trace, job.unfit, unfit) if job.unfit != Unfit() else trace
-    outcome = run(
-        job.scenario,
-        _faster(requests, *job.scenario.speed),
-        hidden,
-        trace_digest=job.identity,
-        count=job.requests,
-        dropped=ChainMap(unfit, trace.dropped),
-        block_tokens=trace.header.block_tokens,
-        clients=job.clients,
-        progress=progress,
-    )
-    shutil.rmtree(job.directory, ignore_errors=True)
-    hidden.rename(job.directory)
-    return outcome
-
-
-def _check_replaceable(directory: Path) -> None:
-    """Raises ``InputFileError`` unless ``directory`` is free, or a run and nothing else."""
-    if not directory.is_symlink() and not directory.exists():
-        return
-    if directory.is_symlink() or not (directory / RUN_FILE).is_file():
-        raise InputFileError(f"{directory} is there and is no run: give --out another folder")
-    foreign = sorted(path.name for path in directory.iterdir() if path.name not in (RUN_FILE, RECORD_FOLDER))
-    if foreign:
-        raise InputFileError(
-            f"{directory / foreign[0]} is no part of a run and would be lost: move it, or give --out another folder"
+    with whole(job.directory) as folder:
+        return run(
+            job.scenario,
+            _faster(requests, *job.scenario.speed),
+            folder,
+            trace_digest=job.identity,
+            count=job.requests,
+            dropped=ChainMap(unfit, trace.dropped),
+            block_tokens=trace.header.block_tokens,
+            clients=job.clients,
+            progress=progress,
         )
 
 
@@ -141,10 +120,6 @@ def _faster(requests: Iterable[Request], numerator: int, denominator: int) -> It
     if numerator == denominator:
         return requests
     return (msgspec.structs.replace(r, at=r.at * denominator // numerator) for r in requests)
-
-
-def _hidden(directory: Path) -> Path:
-    return directory.with_name(f".{directory.name}.partial")
 
 
 # --- a pool -----------------------------------------------------------------------------------------------------------

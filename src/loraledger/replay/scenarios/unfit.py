@@ -1,7 +1,8 @@
 """What no replica of some scenario could run: refused with its row, or left out of every run alike.
 
 An adapter of too high a rank or with more bytes than a slot, a request with more tokens than the whole KV cache. What is left out
-is left out of all runs of a sweep, so that they stay comparable request by request.
+is left out of all runs of a sweep, so that they stay comparable request by request. All of it is looked at, and said with the run
+that it comes from, before anything is played.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from loraledger.units import format_bytes
 
 FLOAT32_OVER_SLOT: Final = 2
 """Files may hold float32 where a slot holds 16 bits: only twice a slot's bytes are certainly too many."""
+_TOO_LARGE: Final = "adapter larger than a slot"
+_TOO_LONG: Final = "larger than all KV"
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ class Unfit:
     def reason(self, request: Request) -> str | None:
         """Why ``request`` is left out; ``None``: it is not."""
         if request.adapter in self.adapters:
-            return "adapter larger than a slot"
+            return _TOO_LARGE
         if self.most_tokens is not None and request.prompt_tokens + request.output_tokens > self.most_tokens:
-            return "larger than all KV"
+            return _TOO_LONG
         return None
 
 
@@ -44,24 +47,28 @@ def unfit_of(
     scenarios: Sequence[Scenario],
     *,
     skip: bool = False,
-) -> Unfit:
-    """What no replica of some scenario could run, of a trace with these adapters and ``largest`` tokens in its largest request.
+) -> tuple[Unfit, list[str]]:
+    """What no replica of some scenario could run, of a trace with these adapters and ``largest`` tokens in its largest request;
+    and what is to be said of it.
 
-    Raises ``InputFileError`` with the row of the first such adapter or request, unless it is to be skipped.
+    Raises ``InputFileError`` with the row of the first such adapter or request, unless it is to be skipped; then when nothing
+    would be left to play.
     """
     faults: dict[str, str] = {}
-    most: int | None = None
     for scenario in scenarios:
         for spec in scenario.settings.adapters:
-            if spec.name not in faults and (fault := _too_large(spec, scenario)):
-                faults[spec.name] = fault
-        here = max(map(most_tokens, scenario.profiles.values()))
-        most = here if most is None else min(most, here)
-    faults = {name: fault for name, fault in faults.items() if name in adapters}
-    found = Unfit(frozenset(faults), most if most is not None and largest > most else None)
-    if skip or found == Unfit():
-        return found
-    raise _first_unfit(trace, found, faults)
+            if spec.name in adapters and spec.name not in faults and (fault := _too_large(spec, scenario)):
+                faults[spec.name] = f"{fault} in the run {scenario.label}"
+    most, label = min(
+        ((max(map(most_tokens, one.profiles.values())), one.label) for one in scenarios), key=lambda found: found[0]
+    )
+    found = Unfit(frozenset(faults), most if largest > most else None)
+    if found == Unfit():
+        return found, []
+    limit = f"all KV of a replica takes {most:,} in the run {label}"
+    if not skip:
+        raise _first_unfit(trace, found, faults, limit)
+    return found, [_left_out(trace, found, faults, limit)]
 
 
 def most_tokens(profile: TwinProfile) -> int:
@@ -92,7 +99,7 @@ def _too_large(spec: AdapterSpec, scenario: Scenario) -> str | None:
     return f"its {format_bytes(spec.bytes)} are more than a slot takes ({format_bytes(most)})"
 
 
-def _first_unfit(trace: Trace, unfit: Unfit, faults: Mapping[str, str]) -> InputFileError:
+def _first_unfit(trace: Trace, unfit: Unfit, faults: Mapping[str, str], limit: str) -> InputFileError:
     """The error that names the first row that is unfit."""
     for row, request in trace.numbered(BadRows(trace.path, skip=True)):
         if unfit.reason(request):
@@ -100,9 +107,21 @@ def _first_unfit(trace: Trace, unfit: Unfit, faults: Mapping[str, str]) -> Input
             if name in unfit.adapters and name is not None:
                 fault = f"adapter {name!r}: {faults[name]}"
             else:
-                tokens = request.prompt_tokens + request.output_tokens
-                fault = f"{tokens:,} tokens, all KV of a replica takes {unfit.most_tokens:,}"
+                fault = f"{request.prompt_tokens + request.output_tokens:,} tokens, {limit}"
             return InputFileError(
                 f"{trace.path}: row {row}: {fault} (--skip-unfit leaves such requests out and counts them)"
             )
     raise AssertionError("a survey saw what the trace does not hold")
+
+
+def _left_out(trace: Trace, unfit: Unfit, faults: Mapping[str, str], limit: str) -> str:
+    """How many requests are left out, and why. Raises ``InputFileError`` when no other is there."""
+    dropped: dict[str, int] = {}
+    left = sum(1 for _ in fitting(trace, unfit, dropped))
+    why = {_TOO_LONG: limit}
+    for name, fault in faults.items():
+        why.setdefault(_TOO_LARGE, f"{name!r}: {fault}")
+    out = "; ".join(f"{number:,} {reason} ({why[reason]})" for reason, number in dropped.items())
+    if not left:
+        raise InputFileError(f"{trace.path}: --skip-unfit would leave no request: {out}")
+    return f"--skip-unfit leaves out of every run, beside {left:,} requests that are played: {out}"

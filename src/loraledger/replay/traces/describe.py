@@ -3,7 +3,8 @@
 Theory of operation. One pass in bounded memory. Token counts are tallied by value, so their percentiles are exact (nearest
 rank). Arrivals are counted in bins of a second; when there are too many bins, neighbours are merged and the bin is twice as
 wide, so a year takes no more room than an hour. The *working set* of a minute is the number of distinct adapters that requests
-named in it; minutes are counted from the trace's start, and silent ones, and what is left of the last one, count.
+named in it; minutes are counted from the trace's start, and silent ones, and what is left of the last one, count. The *busiest
+minute* is any 60 whole seconds on end, because a burst may lie across two minutes that are counted from the start.
 
 Shares are of requests that name an adapter, so a base model with half of the traffic does not hide a hot adapter.
 """
@@ -11,7 +12,7 @@ Shares are of requests that name an adapter, so a base model with half of the tr
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -42,11 +43,14 @@ class Spread(NamedTuple):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """Times in ns; rates in requests/s; shares from 0 to 1. ``bins`` are requests in each ``bin_ns``."""
+    """Times in ns; rates in requests/s; shares from 0 to 1. ``bins`` are requests in each ``bin_ns``.
+
+    ``rate`` is ``None`` where all came at one instant, ``gap_cv`` where there are no gaps to speak of.
+    """
 
     requests: int
     duration_ns: int
-    rate: float
+    rate: float | None
     peak_minute_rate: float
     longest_gap_ns: int
     gap_cv: float | None
@@ -111,12 +115,11 @@ class Arrivals:
 
 
 class WorkingSet:
-    """Distinct adapters, and requests, of each minute. Only how often each size occurred is kept."""
+    """Distinct adapters of each minute. Only how often each size occurred is kept."""
 
     def __init__(self) -> None:
         self.sizes: Counter[int] = Counter()
-        self.peak = 0
-        self._minute, self._now, self._requests = 0, set[str](), 0
+        self._minute, self._now = 0, set[str]()
 
     def add(self, request: Request) -> None:
         """Requests come in order of time."""
@@ -124,21 +127,44 @@ class WorkingSet:
         if minute != self._minute:
             self.close()
             self.sizes[0] += minute - self._minute - 1
-            self._minute, self._now, self._requests = minute, set(), 0
-        self._requests += 1
+            self._minute, self._now = minute, set()
         if request.adapter is not None:
             self._now.add(request.adapter)
 
     def close(self) -> None:
         """End the minute that is open."""
         self.sizes[len(self._now)] += 1
-        self.peak = max(self.peak, self._requests)
+
+
+class Busiest:
+    """The most requests in 60 whole seconds on end."""
+
+    def __init__(self) -> None:
+        self._most = self._inside = self._second = self._now = 0
+        self._before = deque[tuple[int, int]]()
+
+    def add(self, at: int) -> None:
+        """Arrivals come in order of time."""
+        second = at // NS_PER_S
+        if second != self._second:
+            self.most()
+            self._before.append((self._second, self._now))
+            self._inside += self._now
+            while self._before and self._before[0][0] <= second - 60:
+                self._inside -= self._before.popleft()[1]
+            self._second, self._now = second, 0
+        self._now += 1
+
+    def most(self) -> int:
+        """Up to what was added last."""
+        self._most = max(self._most, self._inside + self._now)
+        return self._most
 
 
 def describe(requests: Iterable[Request], adapters_named: int) -> Description:
     """Read ``requests`` to their end. There has to be one at least, else ``ValueError``."""
     prompts, outputs, adapters, tenants = Tally(), Tally(), Counter[str | None](), set[str]()
-    arrivals, working, gaps = Arrivals(), WorkingSet(), _Gaps()
+    arrivals, working, busiest, gaps = Arrivals(), WorkingSet(), Busiest(), _Gaps()
     prefixed = 0
     for request in requests:
         prompts.add(request.prompt_tokens)
@@ -148,6 +174,7 @@ def describe(requests: Iterable[Request], adapters_named: int) -> Description:
             tenants.add(request.tenant)
         arrivals.add(request.at)
         working.add(request)
+        busiest.add(request.at)
         gaps.add(request.at)
         prefixed += bool(request.blocks)
     count = adapters.total()
@@ -163,7 +190,7 @@ def describe(requests: Iterable[Request], adapters_named: int) -> Description:
         requests=count,
         duration_ns=gaps.last - gaps.first,
         rate=_rate(count - 1, gaps.last - gaps.first),
-        peak_minute_rate=working.peak / 60,
+        peak_minute_rate=busiest.most() / 60,
         longest_gap_ns=gaps.longest,
         gap_cv=gaps.cv(),
         prompt=prompts.spread(),
@@ -199,9 +226,9 @@ def _percentile(ordered: list[tuple[int, int]], rank: int) -> int:
     return next(value for (value, _), seen in zip(ordered, summed, strict=True) if seen >= rank)
 
 
-def _rate(gaps: int, duration_ns: int) -> float:
-    """Gaps a second: of requests that all came at once there is no rate, and 0 is said."""
-    return gaps * NS_PER_S / duration_ns if duration_ns else 0.0
+def _rate(gaps: int, duration_ns: int) -> float | None:
+    """Gaps a second; ``None`` for requests that all came at once."""
+    return gaps * NS_PER_S / duration_ns if duration_ns else None
 
 
 class _Gaps:

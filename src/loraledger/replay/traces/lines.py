@@ -32,9 +32,12 @@ def lines(path: Path, max_line: int = MAX_LINE) -> Iterator[bytes]:
     try:
         with path.open("rb") as raw:
             yield from _cut(path, _unpacked(raw), max_line)
-    except (OSError, EOFError, zlib.error) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise InputFileError(f"{path}: cannot be read: {what}") from error
+    except EOFError as error:
+        raise InputFileError(f"{path}: cannot be read: its gzip data are cut short: get the file again") from error
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise InputFileError(f"{path}: cannot be read: damaged gzip data ({error}): get the file again") from error
+    except OSError as error:
+        raise InputFileError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _unpacked(raw: io.BufferedReader) -> _Source:

@@ -16,18 +16,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain, islice
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
 
 from loraledger.errors import InputFileError
+from loraledger.record.frames import segments
 from loraledger.record.reader import RecordReader
+from loraledger.record.tables import TABLES
 from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, BadRows, Request
 from loraledger.replay.workloads.generate import Rows
 
 Unknown = Literal["refuse", "drop", "estimate"]
 
 _PAGE: Final = 20_000
+_LOOKED_AT: Final = 10_000
+"""Paths below a folder that is no record, among which one is looked for."""
 _DEMAND: Final = "status IS DISTINCT FROM 'client_error'"
 _COLUMNS: Final = (
     "arrived_ns, coalesce(id, '') AS id, coalesce(tenant, 'unknown') AS tenant, adapter, "
@@ -52,6 +58,32 @@ def recorded_adapters(reader: RecordReader) -> tuple[Adapter, ...]:
         f"ORDER BY adapter LIMIT {MAX_ADAPTERS + 1}"
     )
     return tuple(Adapter(str(row["adapter"])) for row in found)
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ``InputFileError`` for a folder that is no record but has some in it, one or two levels down: a run keeps its own
+    in ``record/``, and a sweep its runs beside each other."""
+    try:
+        if _is_record(folder):
+            return
+        below = islice(chain(folder.glob("*"), folder.glob("*/*")), _LOOKED_AT)
+        found = sorted(path for path in below if not _hidden(path, folder) and _is_record(path))
+    except (OSError, ValueError):  # no such folder, or one that may not be read: whoever opens it says so
+        return
+    if len(found) == 1:
+        raise InputFileError(f"{folder}: not a record, but there is one in it: give {found[0]}")
+    if found:
+        raise InputFileError(
+            f"{folder}: not a record, but there are {len(found):,} in it: give one of them, such as {found[0]}"
+        )
+
+
+def _is_record(folder: Path) -> bool:
+    return any((folder / table).is_dir() for table in TABLES) or bool(segments(folder))
+
+
+def _hidden(path: Path, above: Path) -> bool:
+    return any(part.startswith(".") for part in path.relative_to(above).parts)
 
 
 class Recorded:

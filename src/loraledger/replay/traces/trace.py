@@ -10,6 +10,9 @@ The digest is the identity of a trace: SHA-256 over each request and then the ad
 encoding. It does not depend on compression, white space, name, source or licence; two files with one digest give one replay. It
 is stored in the header and checked by every reader that reaches the end, so an edited or cut file is found out.
 
+A key that a row or the header gives twice is refused: a decoder keeps the last one, so what a person reads is not what is played.
+No second parser is needed for that where a line is byte for byte its own canonical encoding, which names each key once.
+
 The header can only be written when the requests are known, so these are written to a scratch file first and copied behind it;
 in a compressed file header and requests are two members of one archive. Both directions hold one request at a time: 1,000,000
 requests take no more memory than ten.
@@ -20,10 +23,11 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Final, Literal, Protocol
@@ -103,6 +107,14 @@ class BadRows:
             said = f"{reason}: {detail}" if detail else reason
             raise InputFileError(f"{self.file}: row {row}: {said} (--skip-bad drops such rows and counts them)")
         self.dropped[reason] += 1
+
+
+def no_request(file: Path | str, dropped: Mapping[str, int]) -> InputFileError:
+    """What to say of a ``file`` that holds no request, or none but those that were ``dropped`` (rows, by reason)."""
+    if not dropped:
+        return InputFileError(f"{file}: no request in it: give a file that holds at least one")
+    why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items()))
+    return InputFileError(f"{file}: no request in it, all were dropped ({why}): mend them, or give another file")
 
 
 class RowCheck:
@@ -198,13 +210,12 @@ class Trace:
 
     def __iter__(self) -> Iterator[Request]:
         self._bad.dropped.clear()
-        encode = msgspec.json.Encoder().encode
         fault, digest, count = RowCheck(self.header, self._max_tokens).fault, Digest(), 0
-        for number, request in self.numbered(self._bad):
+        for number, request, line in self._encoded(self._bad):
             if found := fault(request):
                 self._bad.bad(number, *found)
                 continue
-            digest.add(encode(request))
+            digest.add(line)
             count += 1
             yield request
         self.digest = digest.end(self.header)
@@ -213,7 +224,11 @@ class Trace:
 
     def numbered(self, bad: BadRows) -> Iterator[tuple[int, Request]]:
         """(row number, request) for each row that is one; whether it may stand where it stands is not looked at."""
-        decode = msgspec.json.Decoder(Request).decode
+        return ((number, request) for number, request, _ in self._encoded(bad))
+
+    def _encoded(self, bad: BadRows) -> Iterator[tuple[int, Request, bytes]]:
+        """As ``numbered``, each row with its canonical encoding."""
+        decode, encode = msgspec.json.Decoder(Request).decode, msgspec.json.Encoder().encode
         for number, line in enumerate(lines(self.path), 1):
             if number == 1:
                 continue
@@ -222,7 +237,12 @@ class Trace:
             except (msgspec.MsgspecError, RecursionError) as error:
                 bad.bad(number, "not a request" if line.strip() else "a hole", str(error) if line.strip() else "")
                 continue
-            yield number, request
+            canonical = encode(request)
+            # To compare takes 18 ns of the 1.06 us that a row takes, to count quotes of every row 92 ns.
+            if line != canonical and (fault := _doubled(line, canonical)):
+                bad.bad(number, "a doubled key", fault)
+                continue
+            yield number, request, canonical
 
     def _compare(self, count: int) -> None:
         header = self.header
@@ -256,7 +276,7 @@ def write_trace(
         with _packed(path, body) as out:
             header = _write_body(out, header, rows, bad, max_tokens)
         if not header.requests:
-            raise InputFileError(f"{bad.file}: no request in it ({sum(bad.dropped.values()):,} rows dropped)")
+            raise no_request(bad.file, bad.dropped)
         body.seek(0)
         with staged.open("wb") as whole:
             with _packed(path, whole) as out:
@@ -317,8 +337,34 @@ def _read_header(path: Path) -> Header:
         raise InputFileError(
             f"{path}: row 1: not the header of a trace of version {VERSION}: {error}; `loraledger trace import` reads other formats"
         ) from error
+    if first != msgspec.json.encode(header) and (fault := _doubled(first)):
+        raise InputFileError(f"{path}: row 1: {fault}")
     _check_header(path, header)
     return header
+
+
+def _doubled(line: bytes, canonical: bytes | None = None) -> str | None:
+    """What is wrong with a ``line`` that decodes and gives a key twice; ``None`` if it does not.
+
+    ``canonical`` is the row's own encoding, if the line has every key of it. Then a key more is two quotes more; only an escape
+    could make up for them, as it spells a quote without one.
+    """
+    if canonical is not None and line.count(b'"') == canonical.count(b'"') and b"\\" not in line:
+        return None
+    try:
+        json.loads(line, object_pairs_hook=_keep_one)
+    except (ValueError, RecursionError) as error:
+        return str(error)
+    return None
+
+
+def _keep_one(pairs: list[tuple[str, object]]) -> None:
+    """Raises ``ValueError`` for a key that an object has twice."""
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise ValueError(f"{key[:MAX_NAME]!r} is given twice: keep one")
+        seen.add(key)
 
 
 def _check_header(path: Path, header: Header) -> None:
@@ -331,7 +377,7 @@ def _check_header(path: Path, header: Header) -> None:
     elif not all(0 < len(name) <= MAX_NAME for name in names):
         fault = f"the name of an adapter has 1 to {MAX_NAME} characters"
     elif len(set(names)) != len(names):
-        fault = f"adapter {next(n for n, c in Counter(names).items() if c > 1)!r} is there twice"
+        fault = f"adapter {next(n for n, c in Counter(names).items() if c > 1)!r} is there twice: keep one of the two"
     elif any(number is not None and number < 1 for a in header.adapters for number in (a.rank, a.bytes)):
         fault = "rank and bytes of an adapter are 1 or more"
     elif header.block_tokens is not None and header.block_tokens < 1:

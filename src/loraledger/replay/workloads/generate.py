@@ -69,10 +69,9 @@ class Assigner:
         self._tenants = [f"t{index}" for index in range(min(mix.tenants, MAX_ADAPTERS))]
         self._names = [f"a{index}" for index in range(mix.adapters)]
         self._base = stream(seed, "base")
-        self._base_share = mix.base_share if mix.adapters else 1.0
-        if mix.adapters:
-            self._rank = sampler(shares(mix.popularity, seats), stream(seed, "adapters"))
-            self._roster = Roster(mix.adapters, seats, mix.drift, mix.churn, stream(seed, "churn"))
+        self._base_share = mix.base_share
+        self._rank = sampler(shares(mix.popularity, seats), stream(seed, "adapters"))
+        self._roster = Roster(mix.adapters, seats, mix.drift, mix.churn, stream(seed, "churn"))
 
     def draw(self, at: int) -> tuple[str, str | None]:
         """Tenant and adapter (``None``: base model) of a request at ``at`` ns."""
