@@ -1,6 +1,6 @@
 """Memory and open files of a gateway process over a million requests and ten thousand clients that leave.
 
-Run: python -m benchmarks.flat_memory [--requests 1000000] [--leavers 10000] [--quick]
+Run: python -m benchmarks.flat_memory [--requests 1000000] [--leavers 10000] [--quick] [--markdown] [--json FILE]
 
 Two emulated replicas, 32 connections, four tenths of the requests for adapters of which not all fit, one in ten streamed. Every
 twentieth of the way the memory is read; the first tenth is warm-up, and from then on RSS must stay within 5 %. Then clients ask for
@@ -9,6 +9,9 @@ long streams, 100 at a time, and leave in the middle: files must be as many as b
 Journal segments are 4 MiB here instead of 64: the pages of the segment in hand count as RSS of the process, although they are page
 cache, and up to 64 MiB that come and go would hide what is looked for. What the control plane keeps (1,000 rows of each table) and
 the allocator's own reserve are reached within the warm-up.
+
+A million requests take some 20 minutes on two cores. An answer that is not 200 is counted, and one is too many; the exit code is 1
+when anything is. ``--quick`` says whether the program works: after so few requests RSS still grows to where it stays.
 """
 
 from __future__ import annotations
@@ -22,12 +25,14 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
 import uvloop
 
-from benchmarks.processes import ROOT, cpu_s, free_port, memory_mib, start
+from benchmarks.printed import show
+from benchmarks.processes import ROOT, cpu_s, free_port, memory_mib, start, unwind_on_signals
 
 sys.path.insert(0, str(ROOT / "tests"))  # the gateway's process is that of the tests
 
@@ -36,7 +41,7 @@ from support.gateway import GatewayProcess, replica, tenant
 
 ADAPTERS, SLOTS = 8, 4
 CONNECTIONS, LEAVERS_AT_ONCE = 32, 100
-READINGS = 20
+READINGS, QUICK_READINGS = 20, 5
 WITHIN = 0.05
 LONG = 4000
 IDLE_S = 6.0
@@ -56,8 +61,10 @@ def request(model: str, *, stream: bool, tokens: int) -> bytes:
 class Caller(asyncio.Protocol):
     """One connection: asks again whenever an answer is whole, as long as ``turn`` gives it something to ask."""
 
-    def __init__(self, turn: Callable[[], bytes | None], done: asyncio.Future[None]) -> None:
-        self._turn, self._done, self._got = turn, done, b""
+    def __init__(
+        self, turn: Callable[[], bytes | None], done: asyncio.Future[None], refused: Callable[[bytes], None]
+    ) -> None:
+        self._turn, self._done, self._refused, self._got = turn, done, refused, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -65,13 +72,11 @@ class Caller(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._got += data
-        if not self._got.startswith(b"HTTP/1.1 200"[: len(self._got)]):
-            self._done.set_exception(RuntimeError(self._got.decode()))
-            self._transport.abort()
-            return
         head, found, body = self._got.partition(b"\r\n\r\n")
         length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
         if found and (len(body) >= int(length) if length else body.endswith(b"0\r\n\r\n")):
+            if not head.startswith(b"HTTP/1.1 200"):
+                self._refused(self._got)
             self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -110,8 +115,11 @@ class Leaver(asyncio.Protocol):
             self._gone.set_result(None)
 
 
-async def ask(port: int, count: int) -> None:
-    """``count`` requests, one after the other on each of the connections."""
+async def ask(port: int, count: int) -> list[str]:
+    """``count`` requests, one after the other on each of the connections; returns the answers that are not 200.
+
+    Raises RuntimeError when a connection is closed.
+    """
     models = ["base"] * 12 + [f"a{number}" for number in range(ADAPTERS)]
     requests = [request(model, stream=number % 10 == 0, tokens=1) for number, model in enumerate(models)]
     left = count
@@ -121,11 +129,17 @@ async def ask(port: int, count: int) -> None:
         left -= 1
         return requests[left % len(requests)] if left >= 0 else None
 
+    refused: list[str] = []
+
+    def note(answer: bytes) -> None:
+        refused.append(answer[:300].decode(errors="replace"))
+
     loop = asyncio.get_running_loop()
     ends = [loop.create_future() for _ in range(CONNECTIONS)]
     for end in ends:
-        await loop.create_connection(lambda end=end: Caller(turn, end), "127.0.0.1", port)  # type: ignore[misc]
+        await loop.create_connection(lambda end=end: Caller(turn, end, note), "127.0.0.1", port)  # type: ignore[misc]
     await asyncio.gather(*ends)
+    return refused
 
 
 async def leave(port: int, count: int) -> None:
@@ -139,33 +153,47 @@ async def leave(port: int, count: int) -> None:
         await asyncio.gather(*ends)
 
 
+@dataclass
+class Reading:
+    """One line: memory in MiB, seconds since the first one."""
+
+    what: str
+    rss: float
+    anonymous: float
+    files: int
+    cpu_s: float
+    wall_s: float
+
+    def row(self) -> list[str]:
+        """Its cells."""
+        return [self.what, *(f"{mib:.1f}" for mib in (self.rss, self.anonymous)), str(self.files)] + [
+            f"{seconds:,.0f}" for seconds in (self.cpu_s, self.wall_s)
+        ]
+
+
 class Readings:
-    """What is read of the process, line by line."""
+    """What is read of the process, in order."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         assert gateway.process is not None
         self._gateway, self._pid = gateway, gateway.process.pid
         self._began = time.monotonic()
-        self.rss: list[float] = []
-        self.files: list[int] = []
-        print(f"{'':<28} {'RSS MiB':>8} {'anonymous':>10} {'files':>6} {'CPU s':>7} {'wall s':>7}")
+        self.all: list[Reading] = []
 
     def take(self, what: str) -> None:
         """Read when nothing is open, and no connection to a replica is kept."""
         self._gateway.wait(lambda: not self._gateway.summary()["open_requests"], "every request to end")
         time.sleep(IDLE_S)
         memory, files = memory_mib(self._pid), len(list(Path(f"/proc/{self._pid}/fd").iterdir()))
-        self.rss.append(memory["Rss"])
-        self.files.append(files)
-        used, wall = cpu_s(self._pid), time.monotonic() - self._began
-        print(
-            f"{what:<28} {memory['Rss']:8.1f} {memory['Pss_Anon']:10.1f} {files:6} {used:7.1f} {wall:7.1f}", flush=True
-        )
+        wall = time.monotonic() - self._began
+        self.all.append(Reading(what, memory["Rss"], memory["Pss_Anon"], files, cpu_s(self._pid), wall))
+        print(f"{what}: RSS {memory['Rss']:.1f} MiB, {files} files, {wall:.0f} s", file=sys.stderr, flush=True)
 
     def spread(self, since: int) -> float:
         """Largest distance of RSS from its median, as a share of that, over the readings from ``since`` on."""
-        middle = statistics.median(self.rss[since:])
-        return max(abs(rss - middle) / middle for rss in self.rss[since:])
+        rss = [one.rss for one in self.all[since:]]
+        middle = statistics.median(rss)
+        return max(abs(one - middle) / middle for one in rss)
 
 
 def settings_of(folder: Path, ports: list[int]) -> dict[str, Any]:
@@ -180,14 +208,8 @@ def settings_of(folder: Path, ports: list[int]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--requests", type=int, default=1_000_000)
-    parser.add_argument("--leavers", type=int, default=10_000)
-    parser.add_argument("--quick", action="store_true", help="a fiftieth of both")
-    given = parser.parse_args()
-    share = 50 if given.quick else 1
-    count, leavers = given.requests // share, given.leavers // share
+def measure(count: int, leavers: int, readings: int) -> tuple[Readings, list[str]]:
+    """All requests, then all who leave; what was read, and the answers that were not 200."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, ports = Path(name), [free_port(), free_port()]
         for port in ports:
@@ -195,24 +217,51 @@ def main() -> None:
             start(stack, folder, "loraledger.engines.emulator", *flags.split())
         gateway = stack.enter_context(GatewayProcess(folder, settings_of(folder, ports))).start(2)
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
-        readings = Readings(gateway)
-        readings.take("just started")
-        for number in range(1, READINGS + 1):
-            runner.run(ask(gateway.port, count // READINGS))
-            readings.take(f"{number * count // READINGS:,} requests")
-        warm, files = readings.spread(3), readings.files[-1]
+        found, refused = Readings(gateway), []
+        found.take("just started")
+        for number in range(1, readings + 1):
+            refused += runner.run(ask(gateway.port, count // readings))
+            found.take(f"{number * count // readings:,} requests")
         for number in range(1, 5):
             runner.run(leave(gateway.port, leavers // 4))
-            readings.take(f"{number * leavers // 4:,} clients that left")
-    left = readings.spread(READINGS)
-    print(f"RSS after the first tenth: within {warm:.1%} of its median; {_told(warm <= WITHIN)}")
-    print(f"RSS over those who left: within {left:.1%}; {_told(left <= WITHIN)}")
-    gained = readings.files[-1] - files
-    print(f"open files gained: {gained}; {_told(gained <= 0)}")
+            found.take(f"{number * leavers // 4:,} clients that left")
+    return found, refused
 
 
-def _told(met: bool) -> str:
-    return "met" if met else "MISSED"
+def report(found: Readings, refused: list[str], readings: int, markdown: bool) -> bool:
+    """Print the readings and what they come to; returns whether all is as it should be."""
+    rows = [["after", "RSS MiB", "anonymous MiB", "open files", "CPU s", "wall s"]]
+    show([*rows, *(one.row() for one in found.all)], markdown)
+    warm, left = found.spread(1 + max(1, readings // 10)), found.spread(readings)
+    gained = found.all[-1].files - found.all[readings].files
+    lines = (
+        (f"RSS after the first tenth: within {warm:.1%} of its median", warm <= WITHIN),
+        (f"RSS over those who left: within {left:.1%}", left <= WITHIN),
+        (f"open files gained over those who left: {gained}", gained <= 0),
+        (f"answers that were not 200: {len(refused)}{f' ({refused[0]!r})' if refused else ''}", not refused),
+    )
+    for text, met in lines:
+        print(f"- {text}: {'met' if met else 'missed'}")
+    return all(met for _, met in lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1_000_000)
+    parser.add_argument("--leavers", type=int, default=10_000)
+    parser.add_argument("--quick", action="store_true", help="a fiftieth of both: whether it works, not what it says")
+    parser.add_argument("--markdown", action="store_true", help="for docs/performance.md")
+    parser.add_argument("--json", type=Path, help="write every reading to this file")
+    given = parser.parse_args()
+    unwind_on_signals()
+    share, readings = (50, QUICK_READINGS) if given.quick else (1, READINGS)
+    count, leavers = given.requests // share, max(given.leavers // share, 4 * LEAVERS_AT_ONCE)
+    found, refused = measure(count, leavers, readings)
+    good = report(found, refused, readings, given.markdown)
+    if given.json is not None:
+        kept = {"readings": [asdict(one) for one in found.all], "not 200": len(refused)}
+        given.json.write_text(json.dumps(kept), encoding="utf-8")
+    sys.exit(0 if good else 1)
 
 
 if __name__ == "__main__":

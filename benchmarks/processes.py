@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import statistics
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +39,60 @@ def free_port() -> int:
         return port
 
 
+def launch(
+    stack: ExitStack, log: Path, words: Sequence[str], *, cwd: Path = ROOT, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Run a program until ``stack`` unwinds, in a process group of its own: what it started ends with it."""
+    with log.open("ab") as file:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=cwd,
+            env={**os.environ, **(environment or {})},
+            process_group=0,
+        )
+    stack.callback(_end, process)
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def start(stack: ExitStack, folder: Path, *words: str) -> int:
     """Run a module of this tree until ``stack`` unwinds; returns its pid. Its output goes to ``folder``."""
-    with (folder / f"{words[0]}.log").open("ab") as log:
-        process = subprocess.Popen([sys.executable, "-m", *words], stdout=log, stderr=log, cwd=ROOT)
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return process.pid
+    return launch(stack, folder / f"{words[0]}.log", [sys.executable, "-m", *words]).pid
+
+
+def unwind_on_signals() -> None:
+    """SIGTERM and SIGHUP end this program as Ctrl-C does: what it started is ended, its temporary folders go."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+
+
+def _leave(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 class Gateway:
-    """``loraledger serve`` in front of ``ports``, with ``adapters`` small adapters a0, a1, ... and one tenant."""
+    """``loraledger serve`` in front of ``ports``, with ``adapters`` small adapters a0, a1, ... and one tenant.
 
-    def __init__(self, stack: ExitStack, folder: Path, ports: Sequence[int], adapters: int, slots: int) -> None:
+    ``under``: the module that runs the verb, and its own words.
+    """
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        folder: Path,
+        ports: Sequence[int],
+        adapters: int,
+        slots: int,
+        under: Sequence[str] = ("loraledger.cli.main",),
+    ) -> None:
         self.port, self._control = free_port(), free_port()
         limits = {"concurrency": 4096, "queue": 4096}
         settings = {
@@ -68,20 +110,22 @@ class Gateway:
         }
         config = folder / "loraledger.yaml"
         config.write_text(json.dumps(settings), encoding="utf-8")
-        self.pid = start(stack, folder, "loraledger.cli.main", "serve", "--config", str(config))
+        self._log = folder / f"{under[0]}.log"
+        self.pid = start(stack, folder, *under, "serve", "--config", str(config))
         self.wait(len(ports))
 
     def wait(self, replicas: int) -> None:
         """Wait until so many replicas are up. Raises RuntimeError when they are not in time."""
         deadline = time.monotonic() + START_LIMIT_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and running(self.pid):
             try:
                 if len(self.summary()["replicas_up"]) == replicas:
                     return
             except httpx2.TransportError:
                 pass  # not listening yet
             time.sleep(0.05)
-        raise RuntimeError("the gateway was not ready in time")
+        said = self._log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        raise RuntimeError(f"the gateway did not start (limit {START_LIMIT_S:.0f} s); it said:\n{said}")
 
     def summary(self) -> dict[str, Any]:
         """``/api/summary``."""
@@ -103,6 +147,14 @@ def _write(folder: Path, count: int) -> list[tuple[str, Path]]:
         (path / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(128))
         found.append((path.name, path))
     return found
+
+
+def running(pid: int) -> bool:
+    """Whether the process is there and has not ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def cpu_s(pid: int) -> float:

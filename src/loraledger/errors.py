@@ -12,6 +12,8 @@
     │   ├── MethodError                405 method_not_allowed
     │   ├── SlowRequestError           408 request_timeout
     │   ├── TooLargeError              413 body_too_large
+    │   ├── MediaTypeError             415 unsupported_media_type
+    │   ├── ExpectationError           417 expectation_failed
     │   └── HeadersTooLargeError       431 headers_too_large
     ├── FleetError                     no replica could answer            5xx
     │   ├── UnavailableError           503 no replica may take the request now
@@ -106,6 +108,20 @@ class TooLargeError(CallerError):
 
     status = 413
     code = "body_too_large"
+
+
+class MediaTypeError(CallerError):
+    """A body that is not plain JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class ExpectationError(CallerError):
+    """An expectation other than to be told to go on."""
+
+    status = 417
+    code = "expectation_failed"
 
 
 class HeadersTooLargeError(CallerError):

@@ -221,8 +221,8 @@ async def test_a_complaint_about_the_request_inside_the_stream_is_the_clients() 
         assert (rig.conductor.end().status, rig.conductor.end().reason) == ("client_error", "too long")
 
 
-@pytest.mark.parametrize("status", [400, 404, 413, 422, 429])
-async def test_an_engines_4xx_is_for_the_client(status: int) -> None:
+@pytest.mark.parametrize("status", [400, 404, 413, 422, 429, 501])
+async def test_an_engines_answer_that_no_other_would_give_better_is_for_the_client(status: int) -> None:
     body = {"error": {"message": f"{ENGINE_NAME}: too long", "type": "BadRequestError", "code": status}}
     async with running(saying(json_answer(body, status, "retry-after: 7\r\nx-internal: a\r\n"))) as rig:
         answer = await rig.ask(post(STREAMED))

@@ -11,7 +11,7 @@ import pytest
 
 from loraledger.events import RequestArrived, RequestCancelled, RequestFinished
 
-from .support import KEY, Rig, bad_gateway, running, until
+from .support import ENGINE_NAME, KEY, Rig, bad_gateway, running, until
 from .test_attempts import saying
 from .test_gone import one_token
 from .test_paths import emulated
@@ -101,7 +101,7 @@ async def test_a_stream_that_is_cut_is_an_error_for_the_client() -> None:
             "id": "1",
             "object": "chat.completion.chunk",
             "created": 1,
-            "model": "x",
+            "model": ENGINE_NAME,
             "choices": [{"index": 0, "delta": {"content": "Hi"}}],
         }
     )

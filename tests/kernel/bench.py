@@ -110,11 +110,12 @@ class Bench:
         prompt: int = 100,
         max_tokens: int | None = 50,
         id: str | None = None,  # noqa: A002 - the word of the events
+        stream: bool = True,
     ) -> str:
         self._count += 1
         request = id or f"q{self._count}"
         self.feed(
-            ev.RequestArrived(self.now, request, tenant, adapter, prompt, max_tokens, True, "/v1/chat/completions")
+            ev.RequestArrived(self.now, request, tenant, adapter, prompt, max_tokens, stream, "/v1/chat/completions")
         )
         return request
 

@@ -19,6 +19,8 @@ from .bench import T0, fleet_of
 Fault = Literal["closes", "answers 500", "cuts streams"]
 FAULTS: tuple[Fault, ...] = ("closes", "answers 500", "cuts streams")
 SERVICE, BREAKING, LOOK = 2 * SECOND, 5 * MS, 50 * MS
+PROMPT = 4
+"""Tokens. No first token is told here, so a prompt counts until its answer ends: 200 of them must be within a tenant's share."""
 TENANT, POISON = "acme", "poison"
 
 
@@ -57,7 +59,7 @@ class BreakingFleet:
         assert not self.fleet.state.requests
 
     def _arrive(self, at: int, request: str, tenant: str) -> None:
-        arrival = ev.RequestArrived(at, request, tenant, None, 200, 100, True, "/v1/chat/completions")
+        arrival = ev.RequestArrived(at, request, tenant, None, PROMPT, 100, True, "/v1/chat/completions")
         self._later(at, lambda at: self._feed(arrival))
 
     def _later(self, at: int, happen: Callable[[int], None]) -> None:

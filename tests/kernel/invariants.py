@@ -7,7 +7,7 @@ from collections import Counter
 from loraledger.kernel.cost import stand
 from loraledger.kernel.failures import ATTEMPTS
 from loraledger.kernel.fleet import Fleet
-from loraledger.kernel.state import FleetState, ReplicaState, RequestState
+from loraledger.kernel.state import FleetState, Holding, ReplicaState, RequestState
 
 SEATED = ("sent", "streaming")
 
@@ -21,6 +21,7 @@ def check(fleet: Fleet, wake_at: int | None) -> None:
         _replica_loads(state, replica)
     _tenants(state)
     _waiting(state)
+    _moments(state)
     assert all(state.adapters[name].spec.replicas for name in state.desired)
 
 
@@ -41,6 +42,13 @@ def _replica_counts(state: FleetState, replica: ReplicaState) -> None:
     assert replica.decode_out == sum(r.expect for r in here)
     assert replica.kv_own == sum(r.prompt + r.expect for r in here)
     assert len(replica.in_flight) <= replica.spec.max_in_flight
+    for tenant in state.tenants:
+        mine = [r for r in here if r.tenant == tenant]
+        prompts = sum(r.prompt for r in mine if r.ahead)
+        held = replica.holdings.get(tenant, Holding())
+        assert (held.seats, held.prompt, held.kv) == (len(mine), prompts, sum(r.prompt + r.expect for r in mine))
+    assert all(held.seats for held in replica.holdings.values())
+    assert not any(r.ahead for r in state.requests.values() if r.phase != "sent")
     room, standing = replica.room, replica.standing
     assert standing is None or standing == stand(state, replica)
     replica.reckon()
@@ -97,6 +105,18 @@ def _waiting(state: FleetState) -> None:
         if request.phase == "loading":
             _loading(state, request)
     assert state.held.keys() == {r.id for r in state.requests.values() if r.phase == "held"}
+
+
+def _moments(state: FleetState) -> None:
+    past = [state.output.at]
+    for adapter in state.adapters.values():
+        past += [adapter.output.at, adapter.rate_at, adapter.suspect_since, *adapter.placed.values()]
+    for replica in state.replicas.values():
+        past += [figure.at for figure in (replica.itl, replica.prefill_rate, replica.load_ratio)]
+        past += [replica.mark, replica.sampled or 0, replica.placements_since, replica.exited_at, replica.broken_at]
+        for registration in replica.registrations.values():
+            past += [registration.since, registration.started, registration.verified]
+    assert max(past) <= state.now, "what is remembered has yet to come"
 
 
 def _loading(state: FleetState, request: RequestState) -> None:

@@ -227,6 +227,7 @@ def test_inflight_leak() -> None:
         match event.get("event", "question"):
             case "sent":
                 other = {"r1": "r2", "r2": "r1"}[event["replica"]]
+                bench.scrape(event["replica"])  # it broke off a stream, and is found well
                 bench.feed(ev.DrainAsked(bench.now, other, True))
                 bench.arrive(id=request)
                 assert bench.only(ev.Dispatch).replica == event["replica"]

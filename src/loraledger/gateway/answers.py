@@ -6,7 +6,7 @@ answers within events. The cheap way finds the compact ``"model":"<engine name>"
 inside a JSON string, so the bytes are a key and its value, and they are at the top level if the document's first ``{`` is the
 only one before them. In a stream this beginning is the same in each frame, so it is looked at once and then only compared (0.2
 us). A document without the word is passed as it is. Everything else is decoded one level deep, or two, and encoded again, all other
-values byte for byte.
+values byte for byte; there it shows whether the answer is of another model than the adapter that was asked (``Renamer.stranger``).
 
 A document says itself of which kind it is, so none of this depends on the path: chunks have ``choices``, events have a ``type``
 (``response.output_text.delta``, ``content_block_delta``), and each kind names its token counts in its own words.
@@ -16,10 +16,13 @@ Usage is unknown, not 0, when the engine does not say it.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Final
 
 import msgspec
+
+from loraledger.events import parse_engine_name
 
 ABSENT: Final = msgspec.Raw(b"")
 """The value of a field that is not there, always this very object."""
@@ -29,6 +32,7 @@ _INNER: Final = ("response", "message")
 
 _Fields = dict[str, msgspec.Raw]
 _FIELDS: Final = msgspec.json.Decoder(_Fields)
+_NAME: Final = msgspec.json.Decoder(str)
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -271,7 +275,7 @@ def error_text(body: bytes | msgspec.Raw) -> tuple[str, int | None]:
 class Renamer:
     """Changes the engine's name of a model back to the client's, in the documents of one answer."""
 
-    __slots__ = ("_beginning", "_engine", "_public", "_same", "_shown", "engine_name", "public_name")
+    __slots__ = ("_beginning", "_engine", "_public", "_same", "_shown", "engine_name", "public_name", "stranger")
 
     def __init__(self, engine_name: str, public_name: str) -> None:
         self.engine_name = engine_name
@@ -282,6 +286,8 @@ class Renamer:
         self._beginning = b""
         """What the last document began with, up to and with its model, if that was compact; ``_shown`` instead of it."""
         self._shown = b""
+        self.stranger = False
+        """A document named another model than the adapter that was asked for. A base may come back under its main name."""
 
     def document(self, payload: bytes, *, drop_usage: bool = False) -> bytes:
         """The JSON document with its ``model`` and that of an answer in it changed; with ``drop_usage`` also without ``usage``.
@@ -312,11 +318,19 @@ class Renamer:
         if drop_usage:
             fields.pop("usage", None)
         if "model" in fields:
-            fields["model"] = msgspec.Raw(self._public)
+            fields["model"] = self._instead_of(fields["model"])
         for name in _INNER:
             if name in fields:
                 fields[name] = self._inside(fields[name])
         return _ENCODER.encode(fields)
+
+    def _instead_of(self, name: msgspec.Raw) -> msgspec.Raw:
+        """What the client is shown for ``name``; notes whether that is of a stranger. What is no string names nobody."""
+        if not self.stranger and parse_engine_name(self.engine_name) is not None:
+            # A value that cannot be read may come here: the decoder of the document copied it without a look.
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+                self.stranger = _NAME.decode(name) != self.engine_name
+        return msgspec.Raw(self._public)
 
     def _inside(self, raw: msgspec.Raw) -> msgspec.Raw:
         try:
@@ -328,7 +342,7 @@ class Renamer:
             return raw
         if "model" not in answer:
             return raw
-        answer["model"] = msgspec.Raw(self._public)
+        answer["model"] = self._instead_of(answer["model"])
         return msgspec.Raw(_ENCODER.encode(answer))
 
     def text(self, words: str) -> str:

@@ -12,11 +12,12 @@ changed and because only then it is known to be one. It tells its owner what to 
   that drips is nothing to a client. Engines send the head of a stream at once and nothing until its prefill is done: that is no
   silence yet.
 - Answers of 5xx, of 401 and 403 (the gateway's own key) and a 404 for a model that the replica should know are no answers for
-  the client: the attempt has failed. Other 4xx are the client's.
+  the client: the attempt has failed. Other 4xx are the client's, and so is 501: no replica of this model will ever do it.
 - An engine that dies inside a stream says so in a frame of it, with status 200. Before anything was shown that is a failed
   attempt like any other.
 - A whole answer is JSON with status 200, and a stream is whole with its last event (``[DONE]``, in most). What comes after that, or
   does not come, such as the end of the answer, changes nothing. Without it a stream is cut, and half a frame is not shown.
+- An answer that names another model than the adapter that was asked is another adapter's, or the base model's: it is never shown.
 - An id of this gateway's making that is not this request's means that a replica mixed answers up. Engines that make their own
   ids are not asked.
 - The reason of a failure before the engine can have read a byte begins with ``connect``; no other one does.
@@ -40,6 +41,7 @@ from loraledger.units import NS_PER_S
 
 STALE: Final = NS_PER_S
 FOREIGN: Final = "the replica answered another request"
+STRANGER: Final = "the replica answered as another model"
 CUT: Final = "the replica ended the stream before its last event"
 NOT_REGISTERED: Final = "not_registered"
 """Reason of an attempt that the replica refused because it does not know the model."""
@@ -283,6 +285,8 @@ class Attempt:
         limit = self._state.settings.answer_bytes
         if stream.pending > limit:
             return "upstream_failed", f"a frame of the stream is over {limit} bytes"
+        if self._renamer.stranger:
+            return "upstream_failed", STRANGER
         if self._owner.answering:
             return None
         if stream.error is not None and not stream.error.blames_client:
@@ -321,10 +325,11 @@ class Attempt:
             cut = head.until_close and body
             self._break("upstream_reset" if cut else "upstream_failed", "the answer is not whole JSON")
             return
-        if self._is_foreign(head, body):
-            self._break("upstream_failed", FOREIGN)
+        shown = self._renamer.document(body)
+        if self._renamer.stranger or self._is_foreign(head, body):
+            self._break("upstream_failed", STRANGER if self._renamer.stranger else FOREIGN)
             return
-        self._relay(head, self._renamer.document(body))
+        self._relay(head, shown)
         self._owner.finished("ok", head.status, None)
 
     def _refusal(self, head: AnswerHead, body: bytes) -> None:
@@ -333,7 +338,7 @@ class Attempt:
             self._owner.failed("engine_error", 404, NOT_REGISTERED)
         elif head.status in (401, 403):
             self._owner.failed("engine_error", head.status, "the replica refused the gateway's key")
-        elif 400 <= head.status < 500:
+        elif 400 <= head.status < 500 or head.status == 501:
             self._relay(head, self._renamer.message(body))
             self._owner.finished("client_error", head.status, said)
         else:

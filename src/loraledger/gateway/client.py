@@ -17,6 +17,7 @@ closed from one that half-closes, and an engine that generates for nobody costs 
 from __future__ import annotations
 
 import asyncio
+import re
 from enum import Enum, auto
 from typing import Final, cast
 
@@ -43,6 +44,7 @@ from loraledger.gateway.state import PlaneState
 from loraledger.units import NS_PER_S
 
 LINGER: Final = 2 * NS_PER_S
+_EMPTY_LINES: Final = re.compile(rb"(?:\r\n)++")
 _NO_HEAD: Final = frozenset({b"", b"\r", b"\r\n"})
 """What may come between two requests without being the beginning of one."""
 
@@ -218,7 +220,7 @@ class Client(asyncio.Protocol):
         now = self._state.clock()
         seen, self._seen, self._pending = self._seen, 0, b""
         if self._started is None:
-            data = data.removeprefix(b"\r\n")  # RFC 9112, 2.2: some clients end a body with one line too many
+            data = _EMPTY_LINES.sub(b"", data, 1) if data[:2] == b"\r\n" else data  # RFC 9112, 2.2
             if data in _NO_HEAD:
                 self._pending = data
                 return
@@ -307,14 +309,9 @@ class Client(asyncio.Protocol):
         self._phase = Phase.ANSWER
         state = self._state
         if head.method == b"GET":
-            self._transport.write(
-                models_reply(
-                    state.access.models(self._tenant),
-                    date=state.date,
-                    request_id=(head.client_id or "").encode("ascii"),
-                    close=self.closes,
-                )
-            )
+            models = state.access.models(self._tenant)
+            client_id = (head.client_id or "").encode("ascii")
+            self._transport.write(models_reply(models, date=state.date, request_id=client_id, close=self.closes))
             self.answered()
             return
         try:

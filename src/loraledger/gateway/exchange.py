@@ -51,6 +51,9 @@ class Caller(Protocol):
     def closes(self) -> bool:
         """Whether its connection will be closed after this answer."""
 
+    def begun(self) -> None:
+        """The answer begins: the request's body is not needed again."""
+
     def send(self, data: bytes) -> None:
         """Write some of the answer."""
 
@@ -223,7 +226,7 @@ class Exchange:
         pieces = []
         if frames:
             if self._phase is Phase.TRYING:
-                self._phase = Phase.ANSWERING
+                self._begin()
                 framing = CHUNKED if self._chunked else b""
                 pieces.append(self._answer_head(200, _EVENT_STREAM, framing, _NO_BUFFERS))
             pieces.append(b"%x\r\n%b\r\n" % (len(frames), frames) if self._chunked else frames)
@@ -234,7 +237,7 @@ class Exchange:
 
     def relay(self, status: int, kind: bytes, extra: bytes, body: bytes) -> None:
         """Send a whole answer. ``kind`` is its content type, ``extra`` further header lines."""
-        self._phase = Phase.ANSWERING
+        self._begin()
         self._caller.send(self._answer_head(status, kind, content_length(len(body)), extra) + body)
 
     def failed(self, status: Status, http_status: int | None, reason: str) -> None:
@@ -262,6 +265,12 @@ class Exchange:
         measured, caller = self._end(), self._caller
         caller.cut()
         self._state.feed(RequestFinished(self._state.clock(), self.id, status, http_status, reason, measured))
+
+    def _begin(self) -> None:
+        """From here on no attempt is made again, so the body may go: a stream may last for minutes."""
+        self._phase = Phase.ANSWERING
+        self.peek.fields.clear()
+        self._caller.begun()
 
     def _end(self) -> Measured:
         attempt, self._attempt = self._attempt, None

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from loraledger.errors import BadRequestError, CallerError
+from loraledger.errors import BadRequestError, ExpectationError, MediaTypeError
 
 _HEAD: Final = re.compile(
     rb"([A-Z]{1,16}) (/[!\"$-~]*+) HTTP/1\.([01])\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[\t -~\x80-\xff]*+\r\n)*+"
@@ -55,20 +55,6 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _STATUS_LINES: Final = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode("ascii") for status in HTTPStatus
 }
-
-
-class MediaTypeError(CallerError):
-    """A body that is not plain JSON."""
-
-    status = 415
-    code = "unsupported_media_type"
-
-
-class ExpectationError(CallerError):
-    """An expectation other than to be told to go on."""
-
-    status = 417
-    code = "expectation_failed"
 
 
 class RequestHead(msgspec.Struct, frozen=True):

@@ -110,6 +110,10 @@ def peek(body: bytes, form: Form) -> Peek:
     for name in form.unset:
         if bytes(fields.pop(name, _NOTHING)) not in _UNSET:
             raise BadRequestError(f"{name} is not served: nothing of an answer is kept between requests", param=name)
+    for name, known in form.only.items():
+        if name in fields and bytes(fields[name]) not in known:
+            among = ", ".join(sorted(value.decode() for value in known))
+            raise BadRequestError(f"{name} must be one of {among}", param=name)
     fields.update(form.fixed)
     stream = form.streams and _flag(fields, "stream", "stream")
     return Peek(

@@ -58,7 +58,8 @@ def tier_of(replica: ReplicaState, registration: Registration | None) -> HitClas
 
 def arrival_rate(adapter: AdapterState, now: int) -> float:
     """Requests a second of this adapter, exponentially averaged over ``RATE_TAU``."""
-    return adapter.rate * float(0.5 ** ((now - adapter.rate_at) / (RATE_TAU * SECOND)))
+    age = now - adapter.rate_at
+    return adapter.rate if age <= 0 else adapter.rate * float(0.5 ** (age / (RATE_TAU * SECOND)))
 
 
 def note_arrival(adapter: AdapterState, now: int) -> None:

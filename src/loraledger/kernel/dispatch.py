@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from loraledger.events import Decision, Dispatch, HitClass, ResidencyChange
+from loraledger.kernel import fairness
 from loraledger.kernel.cost import load_time, tier_of
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.state import AdapterState, ReplicaState, RequestState, Turn
@@ -46,6 +47,7 @@ def send(
             request.stall = load + replica.spec.activation
             replica.stall_out += request.stall
         use(turn, replica, name, registration, "request")
+    fairness.take(replica, request, turn.now)
     turn.commands.append(Dispatch(request.id, request.attempt, replica.spec.name, model, decision))
 
 
@@ -55,6 +57,7 @@ def first_token(turn: Turn, request: RequestState) -> None:
         return
     request.phase = "streaming"
     replica = turn.state.replicas[request.replica]
+    fairness.begun(replica, request)
     replica.standing = None
     replica.prefill_out -= request.prompt
     replica.stall_out -= request.stall
@@ -68,6 +71,7 @@ def release(turn: Turn, request: RequestState) -> ReplicaState | None:
         return None
     replica = turn.state.replicas[request.replica]
     del replica.in_flight[request.id]
+    fairness.give(replica, request)
     if request.phase == "sent":
         replica.prefill_out -= request.prompt
         replica.stall_out -= request.stall

@@ -15,11 +15,17 @@ kill the next replica. So an attempt that was *delivered* and broke is held unti
 So one bad adapter costs one replica (two, if it can be loaded and kills in use), and a killed replica costs its innocent
 adapters one load each. A replica that was down and comes back as the same process did not exit, it was only not heard: what its
 outage made suspect is as it was before. Else a network that flaps would park every adapter in use.
+
+**Distrust.** An engine may break all that it is sent and look well. It is idle, so it draws the traffic: with one such of three
+replicas, 980 of 1,000 streams were cut, or 691 of 1,000 requests refused for want of retries (50 a second). So a replica is
+*broken* when a request that failed there was answered elsewhere (one that fails everywhere accuses nobody: else one tenant's bad
+requests would take the fleet from all others), or when it broke off a stream. It then stays out of routing, as long as another
+one is in it, twice as long each time in a row, and is tried again; a whole answer ends that.
 """
 
 from __future__ import annotations
 
-from loraledger.events import AttemptFailed, Check
+from loraledger.events import AttemptFailed, Check, Status
 from loraledger.kernel import loads, queues
 from loraledger.kernel.dispatch import release
 from loraledger.kernel.policy import Policy
@@ -34,6 +40,9 @@ ATTEMPTS = 2
 DOUBT = 500_000_000
 """A look at the engine clears it only if it began this long (ns) after the failure. Measured on vLLM 0.32: a dying engine's API
 server goes on answering for 25 ms after its requests failed, and is gone 0.35 s later."""
+DISTRUST = 32_000_000_000
+"""Longest time (ns) that a replica is kept out of routing although it looks well."""
+_BROKE = frozenset({"upstream_failed", "upstream_reset", "engine_error"})
 
 
 def attempt_failed(turn: Turn, policy: Policy, event: AttemptFailed) -> None:
@@ -100,6 +109,25 @@ def give_up(turn: Turn, request: RequestState) -> None:
     message = f"the replica failed: {reason}" + (f" (HTTP {http_status})" if http_status else "")
     code = "upstream_timeout" if status == "upstream_timeout" else "upstream_failed"
     queues.refuse(turn, request, answer, code, message, None, status)  # type: ignore[arg-type]
+
+
+def judge(turn: Turn, request: RequestState, status: Status) -> None:
+    """What the end of an answer, of which the client saw some, says of its replica, and of the one that failed before."""
+    replicas = turn.state.replicas
+    if request.replica is None:
+        return
+    if status == "ok":
+        replicas[request.replica].broken = 0
+        if request.failed_on is not None and request.failed_on != request.replica:
+            _distrust(turn, replicas[request.failed_on], request.failed_at)
+    elif status in _BROKE:
+        _distrust(turn, replicas[request.replica], request.dispatched)
+
+
+def distrusted(turn: Turn, replica: ReplicaState) -> bool:
+    """Whether a look that found ``replica`` well is not enough, and another one is there to serve."""
+    until = replica.broken_at + min(DOUBT << replica.broken, DISTRUST)
+    return replica.broken > 0 and turn.now < until and _spared(turn, replica)
 
 
 def earn(turn: Turn) -> None:
@@ -179,9 +207,24 @@ def _doubt(turn: Turn, replica: ReplicaState, answered: bool) -> None:
     take the fleet from all others."""
     if not replica.doubted:
         turn.commands.append(Check(replica.spec.name))
+    if replica.broken and not replica.shunned and replica.broken_at < turn.now:  # it was tried again
+        replica.broken, replica.broken_at = min(replica.broken + 1, 16), turn.now
     replica.doubted = turn.now
-    replica.shunned = replica.shunned or not answered
+    replica.shunned = replica.shunned or not answered or (replica.broken > 0 and _spared(turn, replica))
     replica.reckon()
+
+
+def _distrust(turn: Turn, replica: ReplicaState, since: int) -> None:
+    """``replica`` broke a request. Those that were under way (``since``) when it was last found to break some count as one."""
+    if replica.up and since > replica.broken_at:
+        replica.broken, replica.broken_at = min(replica.broken + 1, 16), turn.now
+        _doubt(turn, replica, answered=True)
+
+
+def _spared(turn: Turn, replica: ReplicaState) -> bool:
+    """Whether others are in routing."""
+    others = (other for other in turn.state.replicas.values() if other is not replica)
+    return any(other.up and not other.draining and not other.shunned for other in others)
 
 
 def _forgotten(turn: Turn, replica: ReplicaState, request: RequestState) -> None:

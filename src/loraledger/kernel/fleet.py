@@ -13,10 +13,11 @@ from heapq import heappop
 import msgspec
 
 from loraledger import events as ev
-from loraledger.kernel import catalog, failures, loads, observing, replicas, requests, routing
+from loraledger.kernel import catalog, failures, fairness, loads, observing, replicas, requests, routing
 from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.policy import Policy
+from loraledger.kernel.rewind import rewind
 from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import FleetState, Turn
 
@@ -37,6 +38,7 @@ class Fleet:
         self.state = fresh_state(settings) if state is None else state
         for replica in self.state.replicas.values():
             replica.reckon()
+        fairness.recount(self.state)
         self._handlers: dict[type, Callable[..., None]] = _handlers()
 
     @classmethod
@@ -62,9 +64,11 @@ class Fleet:
         if event.at > state.now:
             state.now = event.at
         turn = Turn(self.settings, state, state.now)
-        expired = bool(timers) and timers[0][0] <= turn.now and requests.expire(turn)
+        due = bool(timers) and timers[0][0] <= turn.now
+        if due:
+            requests.expire(turn)
         self._handlers[type(event)](turn, policy, event)
-        if expired:
+        if due and type(event) is not ev.Wake:  # a pause ended on the way: nobody else asks who waited for that
             routing.pump(turn, policy)
         while timers:
             at, key = timers[0]
@@ -126,7 +130,8 @@ def _drain(turn: Turn, policy: Policy, event: ev.DrainAsked) -> None:
 def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> None:
     """A new process: no request is open, no command is under way, no replica has been asked yet. What was learnt stays."""
     state = turn.state
-    # The clock may have been set back between two processes: kernel time must not stand still until it has caught up.
+    if event.at < state.now:
+        rewind(state, state.now - event.at)
     state.now = turn.now = event.at
     state.requests.clear()
     state.held.clear()
@@ -142,6 +147,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         replica.observed = None
         replica.in_flight.clear()
         replica.adapters.clear()
+        replica.holdings.clear()
         replica.blocked.clear()
         replica.prefill_out = replica.decode_out = replica.stall_out = replica.kv_own = 0
         replica.own_at_mark = replica.kv_at_mark = replica.foreign = replica.foreign_kv = 0

@@ -27,6 +27,7 @@ def up(turn: Turn, policy: Policy, event: ReplicaUp) -> None:
         failures.absolve(turn, replica)
     if restarted or now_start is None:
         _empty(replica)
+        replica.broken, replica.broken_at = 0, turn.now  # what failed before this process says nothing of it
     replica.up, replica.doubted, replica.shunned, replica.reason = True, 0, False, None
     replica.reckon()
     replica.process_start = now_start
@@ -91,9 +92,10 @@ def sampled(turn: Turn, policy: Policy, event: ReplicaSampled) -> None:
     if replica.doubted:
         cleared = event.scrape_start - failures.DOUBT
         if replica.doubted <= cleared:
-            replica.doubted, replica.shunned = 0, False
-            replica.reckon()
             replica.exit_suspects.clear()
+            if not failures.distrusted(turn, replica):
+                replica.doubted, replica.shunned = 0, False
+                replica.reckon()
         # Each by its own failure: where attempts go on failing, the doubt never ends.
         failures.settle_held(turn, policy, replica, cleared)
     pump(turn, policy)

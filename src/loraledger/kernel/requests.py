@@ -30,6 +30,7 @@ def arrived(turn: Turn, policy: Policy, event: ev.RequestArrived) -> None:
     expect = max(1, int(expected if event.max_tokens is None else min(event.max_tokens, expected)))
     deadline = turn.now + tenant.spec.queue_deadline
     request = RequestState(event.request, event.tenant, event.adapter, event.prompt_tokens, expect, turn.now, deadline)
+    request.whole = not event.stream
     state.requests[event.request] = request
     failures.earn(turn)
     if adapter is not None:
@@ -70,6 +71,8 @@ def first_token_seen(turn: Turn, policy: Policy, event: ev.RequestFirstToken) ->
         if seconds > 0:
             replica.prefill_rate.observe(request.prompt / seconds, turn.now)
     first_token(turn, request)
+    if len(turn.state.tenants) > 1 and request.tenant in turn.state.waiting_tenants:
+        routing.pump(turn, policy)  # the tenant's next prompt may go (see fairness)
 
 
 def finished(turn: Turn, policy: Policy, event: ev.RequestFinished) -> None:
@@ -78,6 +81,7 @@ def finished(turn: Turn, policy: Policy, event: ev.RequestFinished) -> None:
     if request is None:
         return
     _learn(turn, request, event.measured)
+    failures.judge(turn, request, event.status)
     _end(turn, policy, request)
 
 
@@ -88,10 +92,9 @@ def cancelled(turn: Turn, policy: Policy, event: ev.RequestCancelled) -> None:
         _end(turn, policy, request)
 
 
-def expire(turn: Turn) -> bool:
-    """Refuse the requests whose deadline has passed; whether there were any."""
-    due = queues.expire(turn)
-    for request in due:
+def expire(turn: Turn) -> None:
+    """Refuse the requests whose deadline has passed."""
+    for request in queues.expire(turn):
         if request.phase == "queued":
             queues.take(turn, request)
             code = "queue_deadline"
@@ -100,7 +103,6 @@ def expire(turn: Turn) -> bool:
             turn.state.held.pop(request.id, None)
             code = "load_deadline" if request.phase == "loading" else "replica_check_deadline"
         queues.refuse(turn, request, 503, code, "the request waited for its deadline in the gateway", SECOND)
-    return bool(due)
 
 
 def _most_kv(state: FleetState) -> int | None:

@@ -8,7 +8,7 @@ is routed again.
 from __future__ import annotations
 
 from loraledger.events import Decision
-from loraledger.kernel import loads, queues
+from loraledger.kernel import fairness, loads, queues
 from loraledger.kernel.cost import needs_verifying
 from loraledger.kernel.dispatch import send
 from loraledger.kernel.policy import Policy
@@ -60,7 +60,10 @@ def route(turn: Turn, policy: Policy, request: RequestState) -> bool:
         found = [replica for replica in found if replica.spec.name != request.failed_on]
     if not found:
         return _refuse_if_hopeless(turn, request, adapter)
-    choice = policy.choose(state, request, adapter, found)
+    choice = fairness.choose(state, policy, request, adapter, found)
+    if choice is None:
+        fairness.ask_again(turn, request.tenant)
+        return False
     best = choice.candidates[0]
     decision = Decision(
         state.next_decision,
@@ -108,7 +111,8 @@ def dispatch_waiters(turn: Turn, policy: Policy, replica: ReplicaState, name: st
         if request is None or request.phase != "loading":
             continue
         parked = adapter is None or adapter.parked_until > turn.now
-        if parked or request.decision is None or not fits(replica, request, adapter, turn.now):
+        may = fits(replica, request, adapter, turn.now) and fairness.within(turn.state, replica, request.tenant)
+        if parked or request.decision is None or not may:
             settle(turn, policy, request)
         else:
             send(turn, request, replica, adapter, request.decision)
@@ -151,6 +155,9 @@ def pump(turn: Turn, policy: Policy) -> None:
         for requests in queues.next_round(turn):
             if _full(state):
                 return
+            if not fairness.anywhere(state, requests[0].tenant):
+                fairness.ask_again(turn, requests[0].tenant)
+                continue
             for request in requests:
                 if route(turn, policy, request):
                     if request.id in state.tenants[request.tenant].queue:

@@ -42,6 +42,10 @@ class RequestState(msgspec.Struct):
     """What bringing its adapter into a slot is expected to hold the engine for, ns."""
     lone: bool = False
     """Its prefill had the replica to itself, so its first token measures the prefill rate."""
+    whole: bool = False
+    """Its answer comes whole: its first token is not told."""
+    ahead: bool = False
+    """Its prompt is among those that its tenant has outstanding at its replica."""
     decision: Decision | None = None
     moves: int = 0
     """How often a failed load sent it to another replica."""
@@ -57,6 +61,15 @@ of an adapter that is not in flight there; how many requests a load delays; whos
 a load under way will fill it); what bringing that one back takes (0 where a slot is free). See ``cost.stand``."""
 
 
+class Holding(msgspec.Struct):
+    """A tenant's part of a replica: requests in flight, tokens of prompts and of KV; when prompts of whole answers are through."""
+
+    seats: int = 0
+    prompt: int = 0
+    kv: int = 0
+    drained: int = 0
+
+
 class ReplicaState(msgspec.Struct):
     """One replica as this gateway knows it: what was sent, what was sampled, what is believed."""
 
@@ -70,9 +83,13 @@ class ReplicaState(msgspec.Struct):
     up: bool = False
     draining: bool = False
     shunned: bool = False
-    """Not routed to while in doubt: an attempt broke there without an answer."""
+    """Not routed to while in doubt: an attempt broke there without an answer, or it is distrusted (see ``failures``)."""
     doubted: int = 0
-    """When an attempt broke there; 0 once a later look has shown that the engine lives."""
+    """When an attempt broke there; 0 once a later look has shown that the engine lives, and distrust has passed."""
+    broken: int = 0
+    """Times in a row that it was found to break requests, without a whole answer in between."""
+    broken_at: int = 0
+    """When it last was, or when its process was new."""
     reason: str | None = "not contacted yet"
     process_start: int | None = None
     engine_version: str | None = None
@@ -84,6 +101,8 @@ class ReplicaState(msgspec.Struct):
     """Requests in flight by adapter."""
     blocked: dict[str, None] = {}
     """Of these, adapters that wait in the engine, as believed, for a slot that no running request holds."""
+    holdings: dict[str, Holding] = {}
+    """By tenant, what its requests in flight hold."""
     prefill_out: int = 0
     """Prompt tokens sent whose first token has not come."""
     decode_out: int = 0

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from loraledger.errors import InputFileError
+from loraledger.gateway.paths import FORMS
 from loraledger.record.parquet import write_parquet
 from loraledger.record.reader import RecordReader
 from loraledger.record.tables import Row
@@ -268,6 +269,17 @@ def test_a_long_record_is_read_page_by_page_without_loss(
         found = list(Recorded(reader, BadRows("x")))
     assert [request.prompt_tokens for _, request in found] == [100 + number for number in range(50)]
     assert [number for number, _ in found] == list(range(1, 51))
+
+
+def test_calls_that_only_turn_tokens_are_no_demand_and_an_embedding_is_one_step(
+    record: Callable[..., RecordReader],
+) -> None:
+    tokenizer_only = [path for path, form in FORMS.items() if not form.computes]
+    rows = [row(n, path=path.decode(), adapter="only", generated_tokens=0) for n, path in enumerate(tokenizer_only)]
+    later = [row(8, path="/v1/embeddings", generated_tokens=None), row(9, path=None)]
+    with record(*rows, *later) as reader:
+        assert [request.output_tokens for _, request in Recorded(reader, BadRows("x"))] == [1, 10]
+        assert recorded_adapters(reader) == (Adapter("a0"),)
 
 
 FAILED: dict[str, Any] = {"status": "rejected", "prompt_tokens": None, "generated_tokens": None}

@@ -34,10 +34,13 @@ Unknown = Literal["refuse", "drop", "estimate"]
 _PAGE: Final = 20_000
 _LOOKED_AT: Final = 10_000
 """Paths below a folder that is no record, among which one is looked for."""
-_DEMAND: Final = "status IS DISTINCT FROM 'client_error'"
+_UNCOMPUTED: Final = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+"""Paths whose calls need the engine's tokenizer and not its model."""
+_DEMAND: Final = f"status IS DISTINCT FROM 'client_error' AND coalesce(path, '') NOT IN {_UNCOMPUTED}"
 _COLUMNS: Final = (
     "arrived_ns, coalesce(id, '') AS id, coalesce(tenant, 'unknown') AS tenant, adapter, "
-    "prompt_tokens, generated_tokens, predicted_prompt_tokens"
+    "prompt_tokens, predicted_prompt_tokens, "
+    "CASE WHEN path = '/v1/embeddings' THEN 1 ELSE generated_tokens END AS generated_tokens"  # one step, as for one token
 )
 
 
