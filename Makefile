@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed fuzz format clean
+.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed peers limits chaos fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -73,6 +73,26 @@ speed: $(STAMP)  ## how fast a replay is beside its peers; writes its tables int
 	mkdir -p .cache
 	$(BIN)/python -m benchmarks.replay_speed --long --markdown > .cache/speed.md
 	$(BIN)/python tools/section.py docs/accuracy.md speed < .cache/speed.md
+
+peers: $(STAMP)  ## the gateway beside nine other proxies on one core, and where its CPU goes; writes docs/performance.md, half an hour
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.gateway_peers --markdown --json .cache/peers.json > .cache/peers.md
+	$(BIN)/python tools/section.py docs/performance.md peers < .cache/peers.md
+	$(BIN)/python -m benchmarks.gateway --profile --markdown > .cache/profile.md
+	$(BIN)/python tools/section.py docs/performance.md profile < .cache/profile.md
+
+limits: $(STAMP)  ## a flood, 10,000 idle connections, a million requests; writes docs/performance.md, 40 minutes
+	mkdir -p .cache
+	missed=0; for name in fairness idle_connections flat_memory; do \
+	  $(BIN)/python -m benchmarks.$$name --markdown > .cache/$$name.md || missed=1; \
+	  $(BIN)/python tools/section.py docs/performance.md $$name < .cache/$$name.md || exit 1; \
+	done; exit $$missed
+
+chaos: $(STAMP)  ## ten minutes of faults over two vLLM servers and two emulators; writes docs/performance.md
+	tools/vllm_env.sh
+	mkdir -p .cache
+	missed=0; $(BIN)/python -m benchmarks.chaos --markdown --json .cache/chaos.json > .cache/chaos.md || missed=1; \
+	  $(BIN)/python tools/section.py docs/performance.md chaos < .cache/chaos.md && exit $$missed
 
 fuzz: $(STAMP)  ## readers of adapter files and of the wire against hostile input, five minutes each; the twin against its oracle
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris

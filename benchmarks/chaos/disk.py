@@ -14,8 +14,8 @@ MIB = 2**20
 SIZE_MIB = 160
 _WRITER = """
 import os, sys
-path = sys.argv[1]
-while True:
+path, parent = sys.argv[1], os.getppid()
+while os.getppid() == parent:
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for _ in range(16):
         os.write(fd, bytes(1 << 20))

@@ -10,25 +10,33 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+
+import httpx2
 
 from benchmarks.chaos.stand import Replica, Stand
 
 ON_REPLICAS = ("kill -9", "pause", "restart")
 ON_GATEWAY = ("gateway: kill -9", "gateway: restart", "disk: full", "disk: slow", "clock: step")
+CANNOT_UNDO = (AssertionError, RuntimeError, OSError, subprocess.SubprocessError, httpx2.HTTPError)
+"""What the processes under test raise when they do not come back, and the control plane when it does not answer."""
+DROPPING_S = 60.0
 
 
 @dataclass
 class Fault:
-    """One of them. Times are of ``time.monotonic``; ``ended``: when all was as before."""
+    """One of them. Times are of ``time.monotonic``; ``ended``: when all was as before; ``failed``: why it never was."""
 
     kind: str
     target: str
     began: float
     ended: float = 0.0
     note: str = ""
+    failed: str | None = None
 
 
 class Chaos:
@@ -44,6 +52,7 @@ class Chaos:
         self._pace, self._scale = pace, scale
         self._deck: list[str] = []
         self._broken: set[str] = set()
+        self._began = time.monotonic()
         self._gateway = asyncio.Lock()
 
     async def run(self, seconds: float) -> float:
@@ -84,14 +93,29 @@ class Chaos:
     async def _lasting(self, kind: str, target: str, do: Callable[[Fault], Awaitable[None]]) -> None:
         fault = Fault(kind, target, time.monotonic())
         self.faults.append(fault)
-        await do(fault)
+        self._say(fault, "begins")
+        try:
+            await do(fault)
+        except CANNOT_UNDO as error:  # the other faults go on; the judge tells
+            fault.failed = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         fault.ended = time.monotonic()
+        self._say(fault, fault.failed or fault.note or "is over")
+
+    def _say(self, fault: Fault, what: str) -> None:
+        """For whoever waits."""
+        print(
+            f"{time.monotonic() - self._began:4.0f} s  {fault.kind} of {fault.target}: {what}",
+            file=sys.stderr,
+            flush=True,
+        )
 
     async def _on_replica(self, fault: Fault, replica: Replica, lasts: float) -> None:
         if fault.kind == "pause":
             replica.signal(signal.SIGSTOP)
-            await asyncio.sleep(lasts)
-            replica.signal(signal.SIGCONT)
+            try:
+                await asyncio.sleep(lasts)
+            finally:
+                replica.signal(signal.SIGCONT)
             return
         if fault.kind == "kill -9":
             replica.kill9()
@@ -106,15 +130,13 @@ class Chaos:
         match fault.kind:
             case "gateway: kill -9":
                 gateway.kill9()
-                await self.verify()
-                await asyncio.to_thread(gateway.start, 1)
+                await self._start_again()
             case "gateway: restart":
                 code = await asyncio.to_thread(gateway.stop)
-                await self.verify()
-                await asyncio.to_thread(gateway.start, 1)
+                await self._start_again()
                 fault.note = f"exit code {code}"
             case "clock: step":
-                fault.note = stand.clock.missing or f"{size:+.0f} s"
+                fault.note = f"left out: {stand.clock.missing}" if stand.clock.missing else f"{size:+.0f} s"
                 stand.clock.step(size)
             case _ if stand.disk.missing is not None:
                 fault.note = f"left out: {stand.disk.missing}"
@@ -122,23 +144,35 @@ class Chaos:
                 await self._fill(fault, lasts)
             case _:
                 await asyncio.to_thread(stand.disk.slow)
-                await asyncio.sleep(lasts)
-                await asyncio.to_thread(stand.disk.fast)
+                try:
+                    await asyncio.sleep(lasts)
+                finally:
+                    await asyncio.to_thread(stand.disk.fast)
+
+    async def _start_again(self) -> None:
+        await self.verify()
+        self._stand.gateway.launch()
+        await asyncio.to_thread(self._stand.gateway.wait_up, 1)
 
     async def _fill(self, fault: Fault, lasts: float) -> None:
         """Until frames were dropped, then for a while longer."""
         disk, gateway = self._stand.disk, self._stand.gateway
         before, began = await asyncio.to_thread(gateway.frames_dropped), time.monotonic()
         await asyncio.to_thread(disk.fill)
-        for _ in range(300):
-            if await asyncio.to_thread(gateway.frames_dropped) > before:
-                break
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(lasts / 2)
-        await asyncio.to_thread(disk.free)
-        last = -1.0
-        while (dropped := await asyncio.to_thread(gateway.frames_dropped)) != last:
+        try:
+            for _ in range(300):
+                if await asyncio.to_thread(gateway.frames_dropped) > before:
+                    break
+                await asyncio.sleep(0.2)
+            await asyncio.sleep(lasts / 2)
+        finally:
+            await asyncio.to_thread(disk.free)
+        last, dropped, until = -1.0, before, time.monotonic() + DROPPING_S
+        while dropped != last and time.monotonic() < until:
             last = dropped
             await asyncio.sleep(2.0)  # the journal tries again each second
+            dropped = await asyncio.to_thread(gateway.frames_dropped)
         fault.note = f"{dropped - before:.0f} frames dropped"
         self.off.append((began, time.monotonic()))
+        if dropped != last:
+            fault.failed = f"frames are still dropped {DROPPING_S:.0f} s after there is room again"

@@ -1,11 +1,13 @@
 """What must hold after all of it, and how quickly things were well again.
 
-1. An answer is its own adapter's: whole if it ended, a beginning if it did not. The record says which replica gave it.
+1. An answer is its own adapter's: whole if it ended, a beginning if it did not, and under its name. The record says which replica
+   gave it.
 2. A request whose answer had begun has one row, with a status from the closed list; none has two. Left out are requests that were
    open while the journal was off on a full disk: what was not written cannot be read, and is counted instead.
 3. A row says *ok* of each request that was answered well; a gateway that died at that moment may say that it crashed.
 4. Each journal replays to the same commands.
 5. From the limit after the last fault on, every request is answered.
+6. Every fault could be undone: what was killed came back.
 """
 
 from __future__ import annotations
@@ -24,10 +26,14 @@ _SHOWN = 5
 
 @dataclass
 class Verdict:
-    """``broken``: promises that did not hold, in words. ``recovered_s``: from the last fault's end to the last failure's."""
+    """``broken``: promises that did not hold, in words. ``wrong``: answers of another adapter, ``compared``: of so many.
+
+    ``recovered_s``: from the last fault's end to the last failure's.
+    """
 
     broken: list[str] = field(default_factory=list)
     compared: int = 0
+    wrong: int = 0
     unwritten: int = 0
     recovered_s: float = 0.0
     statuses: Counter[str] = field(default_factory=Counter)
@@ -46,10 +52,11 @@ def judge(stand: Stand, chaos: Chaos, calls: list[Call], rows: list[Row], over: 
     by_key = _by_key(verdict, rows)
     verdict.fail("rows with a status that is none", [row for row in rows if row["status"] not in STATUSES])
     missing = [call for call in calls if call.heard and call.key not in by_key]
-    unwritten = [call for call in missing if any(a <= call.ended and call.began <= b for a, b in chaos.off)]
+    unwritten = {call.key for call in missing if any(a <= call.ended and call.began <= b for a, b in chaos.off)}
     verdict.unwritten = len(unwritten)
-    verdict.fail("requests without a row", [call for call in missing if call not in unwritten])
+    verdict.fail("requests without a row", [call for call in missing if call.key not in unwritten])
     _check_words(verdict, stand, calls, by_key)
+    verdict.fail("faults that could not be undone", [fault for fault in chaos.faults if fault.failed is not None])
     disagree = [
         (call, by_key[call.key]["status"])
         for call in calls
@@ -83,14 +90,14 @@ def _by_key(verdict: Verdict, rows: list[Row]) -> dict[str, Row]:
 
 
 def _check_words(verdict: Verdict, stand: Stand, calls: list[Call], by_key: Mapping[str, Row]) -> None:
-    wrong = []
+    wrong: list[object] = [(call, call.wrong) for call in calls if call.wrong is not None]
     for call in calls:
         row = by_key.get(call.key)
         places = [replica.name for replica in stand.replicas] if row is None else [str(row["replica"])]
         if not call.text:
             continue
         words = [stand.words(place, call.model, call.prompt, call.tokens) for place in places]
-        if None in words:
+        if None in words or not any(words):  # nothing of it is certain
             continue
         verdict.compared += 1
         if not any(
@@ -99,6 +106,7 @@ def _check_words(verdict: Verdict, stand: Stand, calls: list[Call], by_key: Mapp
             if said is not None
         ):
             wrong.append((call, places, words))
+    verdict.wrong = len(wrong)
     verdict.fail("answers of another adapter", wrong)
 
 
@@ -127,5 +135,5 @@ def _line(fault: Fault, begun: list[Call], start: float) -> str:
     last = f"{max(call.ended for call in failed) - fault.began:.1f}" if failed else "-"
     return (
         f"{fault.began - start:6.1f} {fault.kind:<18} {fault.target:<12} {fault.ended - fault.began:8.1f} {len(begun):8} "
-        f"{len(failed):6} {last:>14}  {fault.note}"
+        f"{len(failed):6} {last:>14}  {fault.failed or fault.note}"
     )

@@ -1,4 +1,4 @@
-"""What the faults are done to: a gateway on a disk and a clock of its own, emulated replicas, and a real vLLM if asked for."""
+"""What the faults are done to: a gateway on a disk and a clock of its own, emulated replicas, and, if asked for, vLLM servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from vllm.engine import Engine, ensure_model
 from vllm.test_gateway import References, ask_directly
 
 TENANTS = ("acme", "birch", "cedar")
-EMULATORS = 3
 ADAPTERS = 8
 
 
@@ -112,10 +111,20 @@ class Gateway(GatewayProcess):
         super().__init__(folder, settings)
         self._clock = clock
 
-    def start(self, replicas_up: int) -> Self:
-        """As any, under that clock."""
+    def launch(self) -> None:
+        """Begin to run it, under that clock. In the thread that starts replicas, so that none of them gets it too."""
         with self._clock.worn():
-            return super().start(replicas_up)
+            super().start(0)  # which waits for nothing
+
+    def wait_up(self, replicas_up: int) -> None:
+        """Wait until so many replicas are up. AssertionError when they are not in time."""
+        self.wait(lambda: len(self.summary().get("replicas_up", ())) >= replicas_up, f"{replicas_up} replicas to be up")
+
+    def start(self, replicas_up: int) -> Self:
+        """Both."""
+        self.launch()
+        self.wait_up(replicas_up)
+        return self
 
     def frames_dropped(self) -> float:
         """Frames that the running process could not journal."""
@@ -151,23 +160,28 @@ class Stand:
 
 
 @contextmanager
-def stand(folder: Path, *, real: bool, speed: float) -> Iterator[Stand]:
-    """A running one. ``speed``: of the emulators."""
+def stand(folder: Path, *, engines: int, emulators: int, speed: float) -> Iterator[Stand]:
+    """A running one: so many vLLM servers and so many emulators, which run at ``speed``."""
     with ExitStack() as stack:
         clock = SteppedClock(folder)
         disk = Disk(folder / "disk.img", folder / "record")
         stack.callback(disk.close)
         replicas: list[Replica] = []
         references: References = {}
-        if real:
+        if engines:
             model = ensure_model()
             adapters = dict(list(model.adapters.items())[:ADAPTERS])
-            engine = stack.enter_context(Engine(model.base, folder / "vllm.log"))
-            references = _references(engine, adapters)
-            replicas.append(RealReplica("vllm", engine))
+            started = [Engine(model.base, folder / f"vllm-{number}.log") for number in range(engines)]
+            for number, engine in enumerate(started):
+                stack.callback(engine.stop)
+                engine.launch()
+                replicas.append(RealReplica(f"vllm-{number}", engine))
+            for engine in started:
+                engine.wait_healthy()
+            references = _references(started[0], adapters)
         else:
             adapters = write_adapters(folder / "adapters", [f"a{number}" for number in range(ADAPTERS)])
-        emulated = [EmulatedReplica(f"emulator-{number}", folder, speed) for number in range(EMULATORS)]
+        emulated = [EmulatedReplica(f"emulator-{number}", folder, speed) for number in range(emulators)]
         replicas += [stack.enter_context(one) for one in emulated]
         gateway = Gateway(folder, _settings(folder, replicas, adapters), clock)
         stack.enter_context(gateway).start(len(replicas))

@@ -7,7 +7,8 @@ import pytest
 import uvloop
 
 BOTH_LOOPS = frozenset(
-    f"test_{name}.py" for name in ("attempts", "bounds", "cases", "clients", "drain", "gone", "openai_client", "serving")
+    f"test_{name}.py"
+    for name in ("attempts", "bounds", "cases", "clients", "drain", "gone", "openai_client", "serving")
 )
 """Tests of raw sockets run on both loops: uvloop is optional at run time."""
 
