@@ -190,6 +190,18 @@ def test_throughput_is_told_of_saturated_engines_over_the_mean_of_both() -> None
     assert below.keys() == {name for name in TARGETS if name != "throughput"} | {"hit rate, gpu"}
 
 
+def test_a_miss_says_what_is_known_of_it() -> None:
+    fast, slow = came(throughput=150.0, mean_TTFT=50.0), came(throughput=50.0, mean_TTFT=150.0, loads=50.0)
+    for ours, known in ((fast, True), (slow, False)):
+        missed = {line.what: line.reason for line in lines("zipf", [came()] * 2, [ours] * 2, saturated=True)}
+        for name in ("throughput", "mean TTFT"):
+            assert missed[name].startswith("not explained: the engine was slower") is known
+            assert missed[name].endswith("two runs differ by 0.0 %")
+    assert missed["loads"] == "two runs differ by 0.0 %"
+    (line,) = hit_lines("zipf", [came({"gpu": 9.0})] * 2, [came({"gpu": 19.0})] * 2)
+    assert line.reason.startswith("likely, not tested: the order of uses")
+
+
 def test_hit_rates_are_compared_in_points_class_by_class() -> None:
     measured = [came({"gpu": 60.0, "disk": 40.0})] * 2
     found = {line.what: line for line in hit_lines("zipf", measured, [came({"gpu": 60.8, "host": 39.2})] * 2)}
