@@ -63,7 +63,7 @@ reproduce: $(STAMP)  ## published measurements, predicted: make reproduce DATA=D
 	$(BIN)/python -m benchmarks.reproduce "$(DATA)" --markdown .cache/reproduce.md
 	$(BIN)/python tools/section.py docs/accuracy.md reproduce < .cache/reproduce.md
 
-accuracy: $(STAMP)  ## a real vLLM, calibrated and predicted; 83 minutes on a quiet machine
+accuracy: $(STAMP)  ## a real vLLM, calibrated and predicted; an hour and a half on a quiet machine
 	tools/vllm_env.sh
 	mkdir -p .cache
 	$(BIN)/python -m benchmarks.accuracy --markdown > .cache/accuracy.md

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.reproduce.table import Line
 from loraledger.conductor.reading import Segment, open_record
 from loraledger.engines.calibrate.measure import Point
-from loraledger.engines.calibrate.run import middle
+from loraledger.engines.calibrate.run import middle, times_of
 from loraledger.kernel.settings import MS
 from loraledger.record.frames import segments
 from loraledger.record.tables import Row
@@ -46,13 +46,12 @@ TARGETS: Final = {
 HIT_TARGET: Final = 1.0
 """Percentage points."""
 PIECE: Final = "calibration-{}.json"
+PAIR: Final = "pair"
 CONTEXT: Final = 64
 """Tokens of context within which two batches count as the same probe's."""
 UNITS: Final = {"throughput": "tokens/s", "loads": "loads"}
 NAIVE: Final = ("throughput", "mean TTFT", "mean ITL")
 AT_DECISION: Final = " at the decision"
-EVENTS: Final = "likely, not tested: hangs on which of two events some ms apart is heard of first"
-ONE_CORE: Final = "likely, not tested: the two share one core, the profile is of an engine that has it alone"
 
 
 @dataclass(frozen=True)
@@ -142,15 +141,14 @@ def lines(what: str, measured: Sequence[Figures], ours: Sequence[Figures], *, sa
     return found + hit_lines(what, measured, ours)
 
 
-def hit_lines(what: str, measured: Sequence[Figures], ours: Sequence[Figures], *, cause: str = "") -> list[Line]:
-    """A line for each hit class that occurred. ``cause``: what is known of all misses here."""
+def hit_lines(what: str, measured: Sequence[Figures], ours: Sequence[Figures]) -> list[Line]:
+    """A line for each hit class that occurred."""
     found = []
     for name in sorted({name for run_ in (*measured, *ours) for name in run_.hits}):
         seen, said = [m.hits.get(name, 0.0) for m in measured], [o.hits.get(name, 0.0) for o in ours]
         error = fmean(said) - fmean(seen)
         noise = max(seen) - min(seen)
         tolerance = max(HIT_TARGET, 2 * noise)
-        reasons = (cause, EVENTS if name.endswith(AT_DECISION) else "", f"two runs differ by {noise:.1f} points")
         found.append(
             Line(
                 what,
@@ -161,10 +159,41 @@ def hit_lines(what: str, measured: Sequence[Figures], ours: Sequence[Figures], *
                 f"{error:+.2f} points",
                 f"{tolerance:.1f} points",
                 abs(error) <= tolerance,
-                "" if abs(error) <= tolerance else "; ".join(filter(None, reasons)),
+                "" if abs(error) <= tolerance else f"two runs differ by {noise:.1f} points",
             )
         )
     return found
+
+
+def slowness(measured: Sequence[Figures], ours: Sequence[Figures]) -> float:
+    """The mean time between tokens as measured, over ours."""
+    seen, said = (fmean(run_.values["mean ITL"] for run_ in runs) for runs in (measured, ours))
+    return seen / said
+
+
+def slowed(points: Points, factor: float) -> Points:
+    """What an engine that takes ``factor`` times as long for everything would have shown."""
+    made: dict[str, Any] = {}
+    for field in Points.__struct_fields__:
+        made[field] = tuple(
+            msgspec.structs.replace(point, **{name: factor * getattr(point, name) for name in times_of(point)})
+            for point in getattr(points, field)
+        )
+    return Points(**made)
+
+
+def with_cause(found: Sequence[Line], again: Sequence[Line], factor: float) -> list[Line]:
+    """The misses of ``found`` say what became of them in ``again``, the same runs replayed ``factor`` times as slow."""
+    others = {(line.target, line.what): line for line in again}
+    told = []
+    for line in found:
+        other = others.get((line.target, line.what))
+        if line.passed or other is None:
+            told.append(line)
+            continue
+        verdict = "passes: the engine's speed" if other.passed else "misses still: not its speed alone"
+        told.append(replace(line, reason=f"{factor:.2f} times as slow: {other.error}, {verdict}; {line.reason}"))
+    return told
 
 
 def naive(points: Points) -> dict[str, float]:
@@ -224,17 +253,24 @@ def spread(values: Sequence[float]) -> float:
     return (max(values) - min(values)) / mean if mean else 0.0
 
 
-def pieces(work: Path) -> list[Path]:
-    """The pieces of the calibration that a work folder has."""
-    return sorted(work.glob(PIECE.format("*")))
+def pieces(work: Path, *, pair: bool = False) -> list[Path]:
+    """The pieces of the calibration that a work folder has: of an engine alone, or of one of a ``pair``."""
+    of_pair = PIECE.format(f"{PAIR}-*")
+    return [path for path in sorted(work.glob(PIECE.format("*"))) if path.match(of_pair) is pair]
 
 
-def load_points(work: Path) -> tuple[Calibrated, Points]:
+def load_points(work: Path, *, pair: bool = False) -> tuple[Calibrated, Points]:
     """What the pieces of a calibration come to, together, and their points pooled."""
-    found = [msgspec.json.decode(piece.read_bytes(), type=tuple[Calibrated, Points]) for piece in pieces(work)]
-    points = pooled([points for _, points in found])
-    first = found[0][0]
-    return fit(points, first.profile).into(first), points
+    parts = [
+        msgspec.json.decode(piece.read_bytes(), type=tuple[Calibrated, Points]) for piece in pieces(work, pair=pair)
+    ]
+    first, points = parts[0][0], pooled([points for _, points in parts])
+    return fitted(first, points), points
+
+
+def fitted(calibrated: Calibrated, points: Points) -> Calibrated:
+    """``calibrated`` with the times of ``points``."""
+    return fit(points, calibrated.profile).into(calibrated)
 
 
 def pooled(parts: Sequence[Points]) -> Points:

@@ -274,7 +274,11 @@ def _points(found: dict[Probe, list[Point]]) -> Points:
 def middle(points: Sequence[Point]) -> Point:
     """One point for several of the same probe: the inner mean of what was measured."""
     first = points[0]
-    fields = ("delay", "ttft") if isinstance(first, MixedPoint) else ("seconds",)
     return msgspec.structs.replace(
-        first, **{field: inner([getattr(point, field) for point in points]) for field in fields}
+        first, **{field: inner([getattr(point, field) for point in points]) for field in times_of(first)}
     )
+
+
+def times_of(point: Point) -> tuple[str, ...]:
+    """The fields of ``point`` that were measured, in s."""
+    return ("delay", "ttft") if isinstance(point, MixedPoint) else ("seconds",)
