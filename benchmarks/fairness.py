@@ -6,7 +6,8 @@ A gateway process in front of emulated replicas (an 8B model on one H100, vLLM's
 tenant streams from its own adapter at random times, four requests a second; the flood keeps 50 requests of another adapter open,
 each followed by the next at once. In each round the quiet tenant plays the same arrivals twice, alone and beside the flood, in
 changing order, so that what else the machine does falls on both. Measured at the client, from a request's last byte to its first
-event. All scenarios take 12 minutes; the exit code is 1 when the p99 ratio of one is above the aim.
+event. All scenarios take 12 minutes; the exit code is 1 when the p99 ratio of one is above the aim, or
+there is none (with ``--quick`` only then).
 
 Ratios: beside the flood over alone. p50 and p99 of all rounds together, in brackets the lowest and highest of single rounds. The
 flood asks for whole answers: on a machine with few cores, passing on its events would be what is measured.
@@ -177,7 +178,7 @@ class Beside:
 
 
 async def beside_flood(port: int, scenario: Scenario, seconds: float, seed: int) -> Beside:
-    """The same beside the flood. Raises RuntimeError when connections of the flood were closed: it would be a smaller one."""
+    """The same beside the flood. Raises RuntimeError when connections of it were closed or nothing was served: it was none."""
     loop = asyncio.get_running_loop()
     flood = [Flooder(scenario.flood) for _ in range(FLOOD)]
     for one in flood:
@@ -192,6 +193,8 @@ async def beside_flood(port: int, scenario: Scenario, seconds: float, seed: int)
     await asyncio.sleep(1.0)  # engines notice that the clients have left
     if lost:
         raise RuntimeError(f"{lost} of {FLOOD} connections of the flood were closed")
+    if not answers:
+        raise RuntimeError(f"none of the flood was answered, {refused} were refused")
     return Beside(found, answers / took, refused / took)
 
 
@@ -318,7 +321,8 @@ def main() -> None:
         print(reason)
     if given.json is not None:
         given.json.write_text(json.dumps([asdict(result) for result in results]), encoding="utf-8")
-    sys.exit(0 if not failed and all(result.met() for result in results) else 1)
+    met = given.quick or all(result.met() for result in results)
+    sys.exit(0 if met and not failed else 1)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ Run: python -m benchmarks.chaos [--minutes 10] [--seed 1] [--emulated] [--quick]
 
 Three tenants call eight adapters and the base model all the while. Replicas are killed, frozen and restarted; the gateway is
 killed and restarted; its record's disk is full or slow; its wall clock steps by up to three days. Printed are the faults, what
-they cost, and whether the promises of ``judge.py`` held; the exit code is 1 when one did not. ``--emulated`` puts a third emulator
-in the place of vLLM. Ten minutes of faults take 14 with the start, the calm after the last one, and the reading of the record.
+they cost, and whether the promises of ``judge.py`` held; the exit code is 1 when one did not, or when a kind of fault never came up
+(not so with ``--quick``). ``--emulated`` puts a third emulator in the place of vLLM. Ten minutes of faults take 14 with the start,
+the calm after the last one, and the reading of the record.
 
 The full and the slow disk take root (a loop mount), the clock a C compiler; what cannot be had is said in the table's notes.
 """
@@ -22,7 +23,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.chaos.faults import Chaos
+from benchmarks.chaos.faults import ON_GATEWAY, ON_REPLICAS, Chaos
 from benchmarks.chaos.judge import Verdict, judge, table
 from benchmarks.chaos.stand import TENANTS, stand
 from benchmarks.chaos.traffic import Traffic
@@ -30,6 +31,8 @@ from benchmarks.processes import unwind_on_signals
 
 CALLERS = 8
 LIMIT_S = 30.0
+PARK_S = 10.0
+"""See ``stand``; shortened as the faults are."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,8 @@ class Plan:
 
 async def play(folder: Path, plan: Plan) -> tuple[Verdict, Chaos, str]:
     """Faults for so long, then calm for the limit and 5 s more; returns the verdict, the faults, and all that is to be shown."""
-    speed = 4.0 / plan.scale
-    with stand(folder, engines=plan.engines, emulators=plan.emulators, speed=speed) as running:
+    speed, park_s = 4.0 / plan.scale, PARK_S * plan.scale
+    with stand(folder, engines=plan.engines, emulators=plan.emulators, speed=speed, park_s=park_s) as running:
         gateway, start = running.gateway, time.monotonic()
         traffic = Traffic(gateway.url, TENANTS, running.models, plan.seed, CALLERS)
         chaos = Chaos(running, plan.seed, plan.pace, plan.scale)
@@ -57,9 +60,11 @@ async def play(folder: Path, plan: Plan) -> tuple[Verdict, Chaos, str]:
         await asyncio.sleep(plan.limit_s + 5.0)
         await traffic.stop()
         calls = traffic.calls
+        up = (await asyncio.to_thread(gateway.summary)).get("replicas_up", ())
         await asyncio.to_thread(gateway.stop)
         await chaos.verify()
         verdict = judge(running, chaos, calls, gateway.rows(), over, plan.limit_s)
+        verdict.fail("replicas that are not up again", {replica.name for replica in running.replicas}.difference(up))
         if "Traceback" in gateway.log():
             verdict.broken.append("the gateway's log has a traceback")
         return verdict, chaos, "\n".join([table(chaos, calls, start), "", *summary(verdict, chaos, traffic, plan)])
@@ -70,10 +75,10 @@ def summary(verdict: Verdict, chaos: Chaos, traffic: Traffic, plan: Plan) -> lis
     calls = traffic.calls
     identical = sum("identical" in words for words in chaos.verified)
     errors = Counter(call.error.split(":")[0] for call in calls if call.error is not None)
-    kinds = Counter(fault.kind for fault in chaos.faults if not fault.note.startswith("left out"))
+    kinds = played(chaos)
     return [
         f"{plan.engines} vLLM servers, {plan.emulators} emulators, {plan.seconds / 60:.1f} minutes, seed {plan.seed}",
-        f"faults: {kinds.total()} {dict(kinds.most_common())}",
+        f"faults: {kinds.total()} {dict(kinds.most_common())}; never played: {', '.join(unplayed(chaos)) or 'none'}",
         f"requests: {len(calls)}, answered well {sum(call.well for call in calls)}, left {sum(call.left for call in calls)}, "
         f"failed {sum(errors.values())} {dict(errors.most_common())}",
         f"answers compared with their adapter's own: {verdict.compared}; of another adapter: {verdict.wrong}",
@@ -84,6 +89,17 @@ def summary(verdict: Verdict, chaos: Chaos, traffic: Traffic, plan: Plan) -> lis
         *(f"BROKEN: {what}" for what in verdict.broken),
         "every promise held" if not verdict.broken else f"{len(verdict.broken)} promises did not hold",
     ]
+
+
+def played(chaos: Chaos) -> Counter[str]:
+    """Faults that came about, by kind."""
+    return Counter(fault.kind for fault in chaos.faults if not fault.note.startswith("left out"))
+
+
+def unplayed(chaos: Chaos) -> list[str]:
+    """Kinds of faults that never came about."""
+    kinds = played(chaos)
+    return [kind for kind in (*ON_REPLICAS, *ON_GATEWAY) if kind not in kinds]
 
 
 def main() -> None:
@@ -106,7 +122,7 @@ def main() -> None:
     if given.json is not None:
         kept = {"plan": asdict(plan), "faults": [asdict(fault) for fault in chaos.faults], "verdict": vars(verdict)}
         given.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-    sys.exit(1 if verdict.broken else 0)
+    sys.exit(1 if verdict.broken or (unplayed(chaos) and not given.quick) else 0)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Disk:
 
     def __init__(self, image: Path, mount: Path) -> None:
         self.missing: str | None = None
-        self._mount = mount
+        self._image, self._mount = image, mount
         self._writers: list[subprocess.Popen[bytes]] = []
         mount.mkdir()
         with image.open("wb") as file:
@@ -44,7 +44,8 @@ class Disk:
                 self.missing = f"{error.filename} is not installed"
                 return
             if done.returncode != 0:
-                self.missing = f"{words[0]} fails: {done.stderr.strip().splitlines()[-1]}"
+                said = done.stderr.strip() or f"exit code {done.returncode}"
+                self.missing = f"{words[0]} fails: {said.splitlines()[-1]}"
                 return
 
     def fill(self) -> None:
@@ -68,16 +69,25 @@ class Disk:
             self._writers.append(subprocess.Popen(words))
 
     def fast(self) -> None:
-        """They do not any more."""
+        """They do not any more. Raises OSError when they cannot have waited all the while."""
+        ended = self._stop_writers()
+        for file in self._mount.glob("slow-*"):
+            file.unlink()
+        if ended:
+            raise OSError(f"{ended} of the writers that make the disk slow ended by themselves")
+
+    def close(self) -> None:
+        """Unmount it, and give its room back."""
+        self._stop_writers()
+        if self.missing is None:
+            subprocess.run(["umount", "--lazy", str(self._mount)], check=True)
+        self._image.unlink()
+
+    def _stop_writers(self) -> int:
+        """End them; how many had ended before."""
+        ended = sum(writer.poll() is not None for writer in self._writers)
         for writer in self._writers:
             writer.kill()
             writer.wait()
         self._writers.clear()
-        for file in self._mount.glob("slow-*"):
-            file.unlink()
-
-    def close(self) -> None:
-        """Unmount it."""
-        self.fast()
-        if self.missing is None:
-            subprocess.run(["umount", "--lazy", str(self._mount)], check=True)
+        return ended

@@ -134,7 +134,8 @@ class Chaos:
             case "gateway: restart":
                 code = await asyncio.to_thread(gateway.stop)
                 await self._start_again()
-                fault.note = f"exit code {code}"
+                if code:
+                    raise RuntimeError(f"the gateway ended with exit code {code}")
             case "clock: step":
                 fault.note = f"left out: {stand.clock.missing}" if stand.clock.missing else f"{size:+.0f} s"
                 stand.clock.step(size)

@@ -2,12 +2,13 @@
 
 1. An answer is its own adapter's: whole if it ended, a beginning if it did not, and under its name. The record says which replica
    gave it.
-2. A request whose answer had begun has one row, with a status from the closed list; none has two. Left out are requests that were
-   open while the journal was off on a full disk: what was not written cannot be read, and is counted instead.
+2. Every request has one row, with a status from the closed list; none has two. Left out are those that met no gateway (no head of
+   an answer came, and its process ended or was not there meanwhile), those that it refused at the edge because it was stopping, and
+   those that were open while the journal was off on a full disk: what was not written cannot be read, and is counted instead.
 3. A row says *ok* of each request that was answered well; a gateway that died at that moment may say that it crashed.
 4. Each journal replays to the same commands.
-5. From the limit after the last fault on, every request is answered.
-6. Every fault could be undone: what was killed came back.
+5. From the limit after the last fault on, every request is answered, and there are some.
+6. Every fault could be undone: what was killed came back, and the gateway says so of each replica.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.chaos.traffic import Call
 from loraledger.record.tables import STATUSES, Row
 
 _SHOWN = 5
+_PROCESS_ENDS = ("gateway: kill -9", "gateway: restart")
 
 
 @dataclass
@@ -51,7 +53,8 @@ def judge(stand: Stand, chaos: Chaos, calls: list[Call], rows: list[Row], over: 
     verdict = Verdict(statuses=Counter(str(row["status"]) for row in rows))
     by_key = _by_key(verdict, rows)
     verdict.fail("rows with a status that is none", [row for row in rows if row["status"] not in STATUSES])
-    missing = [call for call in calls if call.heard and call.key not in by_key]
+    away = [(fault.began, fault.ended) for fault in chaos.faults if fault.kind in _PROCESS_ENDS]
+    missing = [call for call in calls if call.key not in by_key and _owes_a_row(call, away)]
     unwritten = {call.key for call in missing if any(a <= call.ended and call.began <= b for a, b in chaos.off)}
     verdict.unwritten = len(unwritten)
     verdict.fail("requests without a row", [call for call in missing if call.key not in unwritten])
@@ -66,6 +69,8 @@ def judge(stand: Stand, chaos: Chaos, calls: list[Call], rows: list[Row], over: 
     verdict.fail(
         "journals that replay to something else", [words for words in chaos.verified if "identical" not in words]
     )
+    if not any(call.began > over + limit_s for call in calls):
+        verdict.broken.append(f"nobody asked for anything later than {limit_s:g} s after the last fault")
     failed = [call for call in calls if call.error is not None and call.began >= over]
     verdict.recovered_s = max((call.ended - over for call in failed), default=0.0)
     verdict.fail(
@@ -75,6 +80,13 @@ def judge(stand: Stand, chaos: Chaos, calls: list[Call], rows: list[Row], over: 
     wanted = {(model, tenant) for model in stand.models[:4] for tenant in {call.tenant for call in calls}}
     verdict.fail("pairs of model and tenant that nobody was answered for after the last fault", wanted - after)
     return verdict
+
+
+def _owes_a_row(call: Call, away: Iterable[tuple[float, float]]) -> bool:
+    """Whether the gateway had taken it for sure, or was there all the while. ``away``: from when to when its process was not."""
+    if call.status is not None:
+        return call.heard
+    return not any(began <= call.ended and call.began <= ended for began, ended in away)
 
 
 def _by_key(verdict: Verdict, rows: list[Row]) -> dict[str, Row]:
@@ -106,6 +118,8 @@ def _check_words(verdict: Verdict, stand: Stand, calls: list[Call], by_key: Mapp
             if said is not None
         ):
             wrong.append((call, places, words))
+    if not verdict.compared:
+        verdict.broken.append("no answer was compared with its adapter's own")
     verdict.wrong = len(wrong)
     verdict.fail("answers of another adapter", wrong)
 

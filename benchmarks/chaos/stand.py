@@ -160,8 +160,12 @@ class Stand:
 
 
 @contextmanager
-def stand(folder: Path, *, engines: int, emulators: int, speed: float) -> Iterator[Stand]:
-    """A running one: so many vLLM servers and so many emulators, which run at ``speed``."""
+def stand(folder: Path, *, engines: int, emulators: int, speed: float, park_s: float) -> Iterator[Stand]:
+    """A running one: so many vLLM servers and so many emulators, which run at ``speed``.
+
+    ``park_s``: how long the gateway refuses an adapter whose use coincided with two exits of engines within as long. Its default is
+    10 minutes, in which each adapter would come to that here: engines are killed all the while, and by none of them.
+    """
     with ExitStack() as stack:
         clock = SteppedClock(folder)
         disk = Disk(folder / "disk.img", folder / "record")
@@ -183,19 +187,19 @@ def stand(folder: Path, *, engines: int, emulators: int, speed: float) -> Iterat
             adapters = write_adapters(folder / "adapters", [f"a{number}" for number in range(ADAPTERS)])
         emulated = [EmulatedReplica(f"emulator-{number}", folder, speed) for number in range(emulators)]
         replicas += [stack.enter_context(one) for one in emulated]
-        gateway = Gateway(folder, _settings(folder, replicas, adapters), clock)
+        gateway = Gateway(folder, _settings(folder, replicas, adapters, park_s), clock)
         stack.enter_context(gateway).start(len(replicas))
         known = frozenset(replica.name for replica in replicas if isinstance(replica, RealReplica))
         yield Stand(gateway, replicas, adapters, known, references, clock, disk)
 
 
-def _settings(folder: Path, replicas: list[Replica], adapters: dict[str, Path]) -> dict[str, Any]:
+def _settings(folder: Path, replicas: list[Replica], adapters: dict[str, Path], park_s: float) -> dict[str, Any]:
     return {
         "base": {"names": ["base"]},
         "replicas": [replica(one.name, one.url) for one in replicas],
         "adapters": {"list": [{"name": name, "path": str(path)} for name, path in adapters.items()]},
         "tenants": [tenant(name, ["*"]) for name in TENANTS],
-        "limits": {"scrape_interval": "500ms", "upstream_first_byte_timeout": "30s"},
+        "limits": {"scrape_interval": "500ms", "upstream_first_byte_timeout": "30s", "park": f"{park_s:g}s"},
         "record": {"dir": str(folder / "record"), "segment_bytes": "1MiB", "fsync_interval": "200ms"},
     }
 

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, TypeVar, cast
 
-from benchmarks.peers.upstream import END, EVENTS, EVERY_MS, MODELS, TEXT, WORD, request, unchunked
+from benchmarks.peers.upstream import END, EVENTS, EVERY_MS, MODELS, TEXT, request, streamed, unchunked
 from benchmarks.processes import KEY
 
 GRACE_S: Final = 40.0
 """Beyond the time that was asked for, until which every answer must have ended."""
 HELD_EVENTS, HELD_EVERY_MS = 120, 1000
-CHECKED_EVENTS: Final = 3
 _P = TypeVar("_P", bound=asyncio.Protocol)
 
 
@@ -83,7 +82,9 @@ class Caller(asyncio.Protocol):
             self._fail(data[:500].decode(errors="replace"))
             return
         self._got = (self._got + data)[-64:] if self._stream else self._got + data
-        if self._got.endswith(END) if self._stream else whole(self._got):
+        if self._stream and self._got.endswith(END) and b"[DONE]" not in self._got:
+            self._fail(f"a stream without its last event: {self._got!r}")
+        elif self._got.endswith(END) if self._stream else whole(self._got):
             self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -295,7 +296,7 @@ async def check(target: Target) -> None:
         one = Target(target.port, (model,), target.key)
         try:
             whole_answer = await _ask(one.port, one.requests()[0], 30.0)
-            stream = await _ask(one.port, one.requests(CHECKED_EVENTS, 1)[0], 30.0)
+            stream = await _ask(one.port, one.requests(EVENTS, 1)[0], 30.0)
             _check_whole(_payload(whole_answer), model)
             _check_stream(_payload(stream), model)
         except (TimeoutError, OSError) as error:
@@ -342,7 +343,7 @@ def _check_stream(body: bytes, model: str) -> None:
         raise LoadError(f"{model}: the stream does not end with [DONE]: {body[-300:]!r}")
     events = [json.loads(line) for line in lines[:-1]]
     text = "".join(choice.get("text") or "" for event in events for choice in event["choices"])
-    if text != WORD * CHECKED_EVENTS:
+    if text != streamed(EVENTS):
         raise LoadError(f"{model}: the streamed text is another: {text[:300]!r}")
     _check_model(events[0]["model"], model)
 

@@ -22,8 +22,8 @@ from benchmarks.peers.load import LoadError, Target
 from benchmarks.processes import ROOT, TICKS, free_port, launch, memory_mib
 
 READY_S: Final = 120.0
-LOOPBACK: Final = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
-"""Client libraries of the peers heed HTTP_PROXY, and this is not what it is for."""
+CLEAN: Final = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost", "PYTHONPATH": ""}
+"""Client libraries of the peers heed HTTP_PROXY, and this is not what it is for; nor are modules of this tree for theirs."""
 Figures = dict[str, float]
 
 
@@ -88,7 +88,7 @@ def launched(
         words = peer.command(program, proxy.port, upstreams, home)
         proxy.command = shlex.join(words).replace(str(home), "DIR").replace(f"{ROOT}/", "")
         with pinned(core):
-            process = launch(stack, home / "log", words, cwd=home, environment={**LOOPBACK, **peer.environment})
+            process = launch(stack, home / "log", words, cwd=home, environment={**CLEAN, **peer.environment})
         proxy.pid = process.pid
         _wait(proxy, process, home / "log", answers)
     except (InstallError, LoadError, OSError) as error:

@@ -24,7 +24,8 @@ MODELS: Final = tuple(name for number in range(ADAPTERS) for name in ("base", f"
 """What is asked for in turn: the base model for half of the requests."""
 EVENTS: Final = 100
 EVERY_MS: Final = 20
-WORD: Final = " word"
+WORDS: Final = (" word", " more")
+"""What streams say, in turn: LiteLLM takes a model that sends 100 equal events for one that repeats itself, and ends the stream."""
 TEXT: Final = "a sentence of the answer, about as long as they are. " * 8
 END: Final = b"0\r\n\r\n"
 _METRICS: Final = b"process_start_time_seconds 1.7e9\nvllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
@@ -94,15 +95,15 @@ class Upstream(asyncio.Protocol):
         self._transport.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
-        event = _event(model, b'{"index":0,"text":"%b"}' % WORD.encode(), b"")
-        self._tick(_chunk(event), _chunk(_last(model)), events, every_s)
+        each = [_chunk(_event(model, b'{"index":0,"text":"%b"}' % word.encode(), b"")) for word in WORDS]
+        self._tick(each, _chunk(_last(model)), 0, events, every_s)
 
-    def _tick(self, event: bytes, last: bytes, left: int, every_s: float) -> None:
+    def _tick(self, each: list[bytes], last: bytes, number: int, events: int, every_s: float) -> None:
         if self._transport.is_closing():
             return
-        if left:
-            self._transport.write(event)
-            self._loop.call_later(every_s, self._tick, event, last, left - 1, every_s)
+        if number < events:
+            self._transport.write(each[number % len(each)])
+            self._loop.call_later(every_s, self._tick, each, last, number + 1, events, every_s)
         else:
             self._transport.write(last + END)
 
@@ -125,6 +126,11 @@ def unchunked(body: bytes) -> bytes:
             return b"".join(parts)
         parts.append(body[:length])
         body = body[length + 2 :]
+
+
+def streamed(events: int) -> str:
+    """The text of a stream of so many."""
+    return "".join(WORDS[number % len(WORDS)] for number in range(events))
 
 
 def _chunk(data: bytes) -> bytes:

@@ -136,6 +136,14 @@ async def test_bytes_are_held_while_a_request_waits_and_given_back_when_it_is_re
         await until(lambda: rig.plane.held_bytes == 0)
 
 
+async def test_bytes_are_given_back_when_an_answer_begins_and_not_only_at_its_end() -> None:
+    async with running(one_token) as rig:
+        client = await sending(rig, post(STREAMED))
+        await client.reader.readuntil(b"Hi")
+        assert (rig.plane.open_exchanges, rig.plane.held_bytes) == (1, 0)
+        client.close()
+
+
 # --- time ---
 
 

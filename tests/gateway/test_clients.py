@@ -69,11 +69,12 @@ async def test_a_head_may_come_in_pieces_after_an_empty_line() -> None:
         assert (await client.answer()).status == 200
 
 
-async def test_an_empty_line_after_each_request_is_not_one_sent_ahead() -> None:
+@pytest.mark.parametrize("lines", [1, 2])
+async def test_an_empty_line_after_each_request_is_not_one_sent_ahead(lines: int) -> None:
     async with running(settings=PlaneSettings(pipelined=1)) as rig:
         client = await rig.client()
         for _ in range(4):
-            await client.send(get() + b"\r\n")
+            await client.send(get() + b"\r\n" * lines)
             assert (await client.answer()).status == 200
 
 

@@ -93,7 +93,7 @@ def test_case_one_replica_only_counts_per_replica_and_routes_to_the_one_that_has
     assert (view["ready"], view["status"]) == (expect["ready"], "failed on r2")
     assert view["missing"] == {"r2": "load failed: the shared file system is away"}
     for _ in range(8):
-        gateway.ask(spec.name)
+        gateway.ask(spec.name, prompt=20)
     assert [where for _, where in gateway.dispatched()] == expect["route_to"] * 8
 
 

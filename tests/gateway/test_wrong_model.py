@@ -43,11 +43,12 @@ async def test_an_answer_as_another_model_is_never_shown(other: str, body: dict[
         assert rig.conductor.of(AttemptFailed)[0].reason == "the replica answered as another model"
 
 
-async def test_a_stream_that_becomes_another_models_is_cut() -> None:
+@pytest.mark.parametrize("last", [b"", DONE])
+async def test_a_stream_that_becomes_another_models_is_cut(last: bytes) -> None:
     async def script(request: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(STREAM_HEAD + chunk(event(ENGINE_NAME, {"content": "Hi"})))
         await asyncio.sleep(0.05)
-        writer.write(chunk(event("other@3fa9c1d20b7e", {"content": "secret"})))
+        writer.write(chunk(event("other@3fa9c1d20b7e", {"content": "secret"}) + last))
         await asyncio.sleep(5)
 
     async with running(script) as rig:

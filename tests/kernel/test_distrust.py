@@ -10,7 +10,7 @@ from loraledger import events as ev
 from loraledger.kernel.failures import DISTRUST, DOUBT
 from loraledger.kernel.settings import SECOND
 
-from .bench import Bench, fleet_of
+from .bench import Bench, adapter, fleet_of
 from .breaking import FAULTS, BreakingFleet, Fault
 
 ANSWERED = ("answers 500", "closes")
@@ -108,6 +108,24 @@ def test_requests_that_were_under_way_together_count_once() -> None:
         bench.finish(request, "upstream_reset")
     assert len(there) == 4
     assert bench.replica("r1").broken == 1
+
+
+@pytest.mark.parametrize(("name", "times"), [("a", 0), (None, 1)])
+def test_who_forgot_an_adapter_is_not_distrusted_but_who_does_not_know_the_base_is(
+    name: str | None, times: int
+) -> None:
+    bench = Bench(fleet_of(2, [adapter("a")], policy="round-robin"))
+    for where in ("r1", "r2"):
+        bench.hold("a", where)
+    bench.tick(1)
+    request = bench.arrive(name)
+    first = bench.only(ev.Dispatch).replica
+    bench.tick(1)
+    bench.fail_attempt(request, "not_registered", "engine_error")
+    assert bench.only(ev.Dispatch).replica != first
+    bench.tick(1)
+    bench.finish(request)
+    assert (bench.replica(first).broken, bench.replica(first).shunned) == (times, times > 0)
 
 
 def test_a_new_process_is_trusted() -> None:

@@ -88,6 +88,16 @@ def test_who_waits_for_whole_answers_is_asked_again_by_whatever_comes_first() ->
     assert {command.request for command in bench.all(ev.Dispatch)} == {"q4", "q5"}
 
 
+def test_who_waits_for_whole_answers_that_take_the_share_to_the_token_is_asked_again() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=fairness.WINDOW))
+    for _ in range(2):
+        bench.arrive(prompt=fairness.WINDOW, stream=False)
+    assert list(bench.replica("r1").in_flight) == ["q1"]
+    assert bench.wake_at == bench.now + 1
+    bench.wake()
+    assert bench.only(ev.Dispatch).request == "q2"
+
+
 def test_where_seats_are_what_is_short_nobody_is_woken_for_prompts() -> None:
     bench = bench_of(replica("r1", max_seqs=9, prefill_tokens_per_s=1_000))
     for _ in range(12):

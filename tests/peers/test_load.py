@@ -82,6 +82,12 @@ async def test_a_refusal_ends_a_closed_loop() -> None:
             await closed_loop(Target(port), 5.0, 4)
 
 
+async def test_a_stream_without_its_last_event_ends_a_closed_loop() -> None:
+    async with serving(lambda: Fixed(b"2\r\n{}\r\n0\r\n\r\n")) as port:
+        with pytest.raises(LoadError, match="without its last event"):
+            await closed_loop(Target(port), 5.0, 2, events=5)
+
+
 async def test_the_clock_sends_to_each_target_in_turn_also_over_connections_that_are_closed_when_idle() -> None:
     async with serving(engine()) as port, serving(lambda: Fixed(RIGHT, closes=True)) as other:
         took = await by_clock((Target(port), Target(other)), 0.4, 50.0)

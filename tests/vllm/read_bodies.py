@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import sys
 from typing import Any
 
@@ -22,6 +23,7 @@ from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 from vllm.entrypoints.pooling.embed.protocol import EmbeddingRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.entrypoints.serve.utils.api_utils import validate_json_request
+from vllm.exceptions import VLLMError
 
 KINDS = {
     "/v1/chat/completions": ChatCompletionRequest,
@@ -35,9 +37,13 @@ KINDS = {
 }
 
 
+REFUSALS = (RequestValidationError, VLLMError, ValueError, TypeError, OverflowError, NotImplementedError)
+"""What the server of vLLM turns into an error for the client, whichever way its classes say no."""
+
+
 def app_of(seen: list[Any]) -> FastAPI:
     # FastAPI's own handler answers with the input, which may hold numbers that no JSON has.
-    app = FastAPI(exception_handlers={RequestValidationError: lambda request, error: Response(status_code=400)})
+    app = FastAPI(exception_handlers=dict.fromkeys(REFUSALS, lambda request, error: Response(status_code=400)))
     for path, kind in KINDS.items():
 
         async def read(request: kind) -> None:  # type: ignore[valid-type]
@@ -76,9 +82,12 @@ async def read_one(app: FastAPI, seen: list[Any], path: str, body: bytes) -> dic
 async def main() -> None:
     seen: list[Any] = []
     app = app_of(seen)
-    for line in sys.stdin:
-        path, body = json.loads(line)
-        sys.stdout.write(json.dumps(await read_one(app, seen, path, base64.b64decode(body))) + "\n")
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
+        os.dup2(2, 1)  # the engine logs to stdout
+        for line in sys.stdin:
+            path, body = json.loads(line)
+            answers.write(json.dumps(await read_one(app, seen, path, base64.b64decode(body))) + "\n")
 
 
 asyncio.run(main())

@@ -258,7 +258,7 @@ class Attempt:
     # --- the answer ---
 
     def _read_stream(self, stream: SseReader, head: AnswerHead, body: bytes, now: int, *, ended: bool) -> None:
-        silent = stream.first_token is None
+        silent, whole = stream.first_token is None, stream.done
         shown = stream.feed(body, now) if body else b""
         last = stream.finish(now) if ended else b""
         cut = ended and not stream.done and stream.error is None
@@ -266,7 +266,7 @@ class Attempt:
             shown += last
         fault = self._stream_fault(stream, head, shown, cut=cut)
         if fault is not None:
-            self._break(*fault)
+            self._break(*fault, whole=whole)
             return
         if shown and not stream.done and self._deadline is not None:
             self._deadline = now + self._state.settings.stream_idle_timeout
@@ -364,10 +364,11 @@ class Attempt:
     def _said(self, body: bytes) -> str:
         return self._renamer.text(answers.error_text(body)[0]) or "no message"
 
-    def _break(self, status: Status, reason: str) -> None:
+    def _break(self, status: Status, reason: str, *, whole: bool = True) -> None:
+        """End it early. ``whole``: if the last event of the stream has come, it was shown too."""
         if not self._owner.answering:
             self._owner.failed(status, self.status, reason)
-        elif self._stream is not None and self._stream.done:
+        elif whole and self._stream is not None and self._stream.done:
             self._owner.show(b"", last=True)
             self._end_stream(self._stream)
         else:

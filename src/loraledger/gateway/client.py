@@ -221,8 +221,8 @@ class Client(asyncio.Protocol):
         seen, self._seen, self._pending = self._seen, 0, b""
         if self._started is None:
             data = _EMPTY_LINES.sub(b"", data, 1) if data[:2] == b"\r\n" else data  # RFC 9112, 2.2
-            if data in _NO_HEAD:
-                self._pending = data
+            if data in _NO_HEAD:  # nothing was sent ahead
+                self._pending, self._ahead = data, 0
                 return
             self._started = now
             self._deadline = now + settings.header_timeout

@@ -19,8 +19,9 @@ outage made suspect is as it was before. Else a network that flaps would park ev
 **Distrust.** An engine may break all that it is sent and look well. It is idle, so it draws the traffic: with one such of three
 replicas, 980 of 1,000 streams were cut, or 691 of 1,000 requests refused for want of retries (50 a second). So a replica is
 *broken* when a request that failed there was answered elsewhere (one that fails everywhere accuses nobody: else one tenant's bad
-requests would take the fleet from all others), or when it broke off a stream. It then stays out of routing, as long as another
-one is in it, twice as long each time in a row, and is tried again; a whole answer ends that.
+requests would take the fleet from all others; an adapter's name that it forgot is drift), or when it broke off a stream. It then
+stays out of routing, as long as another one is in it, twice as long each time in a row, and is tried again. A whole answer
+ends that.
 """
 
 from __future__ import annotations
@@ -118,8 +119,10 @@ def judge(turn: Turn, request: RequestState, status: Status) -> None:
         return
     if status == "ok":
         replicas[request.replica].broken = 0
-        if request.failed_on is not None and request.failed_on != request.replica:
-            _distrust(turn, replicas[request.failed_on], request.failed_at)
+        failed_on, failure = request.failed_on, request.failure
+        forgotten = request.adapter is not None and failure is not None and failure[2] == NOT_REGISTERED
+        if failed_on is not None and failed_on != request.replica and not forgotten:
+            _distrust(turn, replicas[failed_on], request.failed_at)
     elif status in _BROKE:
         _distrust(turn, replicas[request.replica], request.dispatched)
 

@@ -90,7 +90,7 @@ def ask_again(turn: Turn, tenant: str) -> None:
         held = replica.holdings.get(tenant)
         if held is not None and held.prompt < WINDOW:
             at = held.drained - int((WINDOW - held.prompt) / replica.prefill_rate.current * SECOND)
-            if at > turn.now and (due is None or at < due):
+            if at >= turn.now and (due is None or at < due):
                 due = at
     if due is not None:
         turn.wake(due + 1)
