@@ -223,9 +223,17 @@ def main() -> None:
         measure(proxies, Measuring(runner, upstream, QUICK if given.quick else Lengths()), rounds)
     report(proxies, rounds, given.markdown)
     if given.json is not None:
-        kept = [{"proxy": p.peer.name, "version": p.version, "rounds": p.rounds} for p in proxies]
-        for one, proxy in zip(kept, proxies, strict=True):
-            one |= {"KiB/stream": proxy.stream_kib, "none": proxy.missing, "command": proxy.command}
+        kept = [
+            {
+                "proxy": proxy.peer.name,
+                "version": proxy.version,
+                "rounds": proxy.rounds,
+                "KiB/stream": proxy.stream_kib,
+                "none": proxy.missing,
+                "command": proxy.command,
+            }
+            for proxy in proxies
+        ]
         given.json.write_text(json.dumps({"machine": machine(), "proxies": kept}, indent=1), encoding="utf-8")
 
 

@@ -118,7 +118,7 @@ def _count(body: bytes, name: bytes) -> int:
 
 def unchunked(body: bytes) -> bytes:
     """What a chunked body says. Raises ValueError when it is no such body."""
-    parts = []
+    parts: list[bytes] = []
     while True:
         size, _, body = body.partition(b"\r\n")
         length = int(size.partition(b";")[0], 16)
