@@ -191,7 +191,7 @@ def with_cause(found: Sequence[Line], again: Sequence[Line], factor: float) -> l
         if line.passed or other is None:
             told.append(line)
             continue
-        verdict = "passes: the engine's speed" if other.passed else "misses still: not its speed alone"
+        verdict = "passes: step times alone" if other.passed else "misses still: not step times alone"
         told.append(replace(line, reason=f"{factor:.2f} times as slow: {other.error}, {verdict}; {line.reason}"))
     return told
 

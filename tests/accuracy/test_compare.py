@@ -208,10 +208,10 @@ def test_a_miss_says_what_became_of_it_when_the_twin_was_as_slow_as_the_engine()
     assert factor == pytest.approx(1.2)
     found, again = (lines("zipf", measured, runs, saturated=True) for runs in (ours, slower))
     told = {line.what: line.reason for line in with_cause(found, again, factor)}
-    assert told["throughput"] == "1.20 times as slow: +1.0 %, passes: the engine's speed; two runs differ by 0.0 %"
-    assert told["mean TTFT"] == "1.20 times as slow: -5.0 %, passes: the engine's speed; two runs differ by 0.0 %"
+    assert told["throughput"] == "1.20 times as slow: +1.0 %, passes: step times alone; two runs differ by 0.0 %"
+    assert told["mean TTFT"] == "1.20 times as slow: -5.0 %, passes: step times alone; two runs differ by 0.0 %"
     assert told["hit rate, gpu"] == (
-        "1.20 times as slow: +9.00 points, misses still: not its speed alone; two runs differ by 0.0 points"
+        "1.20 times as slow: +9.00 points, misses still: not step times alone; two runs differ by 0.0 points"
     )
     assert told["loads"] == told["p90 TTFT"] == ""
     assert [line.passed for line in with_cause(found, again, factor)] == [line.passed for line in found]
