@@ -142,9 +142,14 @@ def _write(folder: Path, count: int) -> list[tuple[str, Path]]:
         path.mkdir(parents=True)
         config = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "revision": str(number)}
         (path / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
-        tensor = {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, 128]}
-        header = json.dumps({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": tensor}).encode()
-        (path / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(128))
+        module = "base_model.model.model.layers.0.self_attn.q_proj"
+        header = json.dumps(
+            {
+                f"{module}.lora_A.weight": {"dtype": "BF16", "shape": [8, 8], "data_offsets": [0, 128]},
+                f"{module}.lora_B.weight": {"dtype": "BF16", "shape": [8, 8], "data_offsets": [128, 256]},
+            }
+        ).encode()
+        (path / "adapter_model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(256))
         found.append((path.name, path))
     return found
 

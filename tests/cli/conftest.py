@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -88,6 +91,23 @@ def write(path: Path, settings: dict[str, Any]) -> Path:
     return path
 
 
+def on_a_terminal(folder: Path, columns: int, *words: str) -> tuple[bytes, bytes]:
+    """Runs ``loraledger WORDS``; its stdout, and all that the terminal showed which is its stderr."""
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns)}
+    command = [sys.executable, "-m", "loraledger.cli.main", *words]
+    process = subprocess.Popen(command, cwd=folder, stderr=slave, stdout=subprocess.PIPE, env=environment)
+    os.close(slave)
+    shown = b""
+    with contextlib.suppress(OSError):  # how a terminal says that its last writer left
+        while piece := os.read(master, 65536):
+            shown += piece
+    os.close(master)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return out, shown
+
+
 class Fleet(NamedTuple):
     """A gateway that serves, and what it was asked: 20 requests that ended well, ``slow`` that has not ended."""
 
@@ -103,7 +123,9 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     adapters = write_adapters(folder / "adapters", [f"a{number}" for number in range(4)])
     with ExitStack() as stack:
         first, second = (stack.enter_context(Emulator(folder)) for _ in range(2))
-        gateway = stack.enter_context(GatewayProcess(folder, settings_for((first, second), adapters)))
+        record = {"dir": str(folder / "record"), "segment_bytes": "64MiB"}  # one segment, however long all tests take
+        settings = settings_for((first, second), adapters, record=record)
+        gateway = stack.enter_context(GatewayProcess(folder, settings))
         gateway.start(replicas_up=2)
         asyncio.run(play(gateway, mixed([*adapters, "base"], 20, seed=20)))
         for adapter in adapters:  # each replica has shown its slots once it used an adapter

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -38,7 +37,7 @@ from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
 from loraledger.twin.profile import TwinProfile
 from replay.runs import outcome, request_row
 
-from .conftest import Cli, Done, write
+from .conftest import Cli, Done, on_a_terminal, write
 
 ONE = {"name": "acme", "key_hashes": ["0" * 64], "adapters": ["*"], "limits": {"concurrency": 500}}
 
@@ -385,13 +384,13 @@ def test_a_signal_leaves_nothing_half_done_and_says_so(
         [*command, "--out", "o"], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
     )
     signal.signal(signal.SIGINT, before)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while len(list(tmp_path.glob("o/.*.partial/record"))) < int(jobs):
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(signal.Signals[f"SIG{number}"])
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (code, "")
     assert err.splitlines()[-1] == "replay: stopped; runs that were complete are kept"
     assert [path.name for path in (tmp_path / "o").iterdir()] == ["replay.json"]
@@ -556,16 +555,9 @@ def test_names_that_a_terminal_would_obey_are_shown_escaped(ready: Cli, tmp_path
 
 
 def test_a_terminal_sees_how_the_runs_get_on(ready: Cli, tmp_path: Path) -> None:
-    master, slave = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "loraledger.cli.main", "replay", "t.jsonl", "--set", "slots=2,3", "-j1"],
-        cwd=tmp_path, stderr=slave, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"}, check=True,
-    )  # fmt: skip
-    os.close(slave)
-    shown = os.read(master, 1 << 16)
-    os.close(master)
+    out, shown = on_a_terminal(tmp_path, 120, "replay", "t.jsonl", "--set", "slots=2,3", "-j1")
     assert b"2 of 2 runs" in shown
-    assert done.stdout.startswith(b"what clients waited")
+    assert out.startswith(b"what clients waited")
 
 
 def test_the_lines_of_runs_show_simulated_time_rate_and_time_left() -> None:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +10,7 @@ import pytest
 from loraledger.record.parquet import write_parquet
 from loraledger.replay.traces.trace import Trace
 
-from .conftest import Cli, Done
+from .conftest import Cli, Done, on_a_terminal
 
 DATA = Path(__file__).parents[1] / "replay" / "data"
 
@@ -337,15 +333,8 @@ def test_names_in_a_trace_do_not_reach_the_terminal_as_commands(cli: Cli, tmp_pa
 
 def test_a_terminal_shows_a_bar_for_many_rows_and_a_pipe_does_not(cli: Cli, tmp_path: Path) -> None:
     cli("trace", "generate", "uniform", "-o", "big.jsonl.gz", "--requests", "150000")
-    master, slave = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-m", "loraledger.cli.main", "trace", "describe", "big.jsonl.gz"],
-        cwd=tmp_path, stderr=slave, stdout=subprocess.PIPE, env={**os.environ, "TERM": "xterm", "COLUMNS": "100"}, check=True,
-    )  # fmt: skip
-    os.close(slave)
-    shown = os.read(master, 1 << 16)
-    os.close(master)
+    out, shown = on_a_terminal(tmp_path, 100, "trace", "describe", "big.jsonl.gz")
     assert b"reading" in shown
     assert b"150000" in shown
-    assert done.stdout.startswith(b"trace       uniform\n")
+    assert out.startswith(b"trace       uniform\n")
     assert cli("trace", "describe", "big.jsonl.gz").err == ""

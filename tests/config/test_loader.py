@@ -238,7 +238,7 @@ def test_what_is_shown_loads_back_to_the_same_settings(write_yaml: WriteYaml, tm
     assert load(env={}, flags=flags, cwd=tmp_path / "none").settings == loaded.settings
 
 
-@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 @given(
     st.dictionaries(
         st.text("ABLISTENPORX_0123", max_size=20).map(lambda rest: PREFIX + rest), st.text(max_size=20), max_size=3

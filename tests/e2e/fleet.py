@@ -99,7 +99,7 @@ class Emulator:
 
     def metrics(self) -> dict[str, float]:
         """Running and waiting requests, and tokens generated since it started."""
-        series = parse_metrics(httpx2.get(f"{self.url}/metrics", timeout=5.0).text)
+        series = parse_metrics(httpx2.get(f"{self.url}/metrics", timeout=20.0).text)
         names = {
             "running": "vllm:num_requests_running",
             "waiting": "vllm:num_requests_waiting",
@@ -109,7 +109,7 @@ class Emulator:
 
     def registered(self) -> list[str]:
         """Names of the adapters that it lists."""
-        entries = httpx2.get(f"{self.url}/v1/models", timeout=5.0).json()["data"]
+        entries = httpx2.get(f"{self.url}/v1/models", timeout=20.0).json()["data"]
         return [entry["id"] for entry in entries if entry["parent"] is not None]
 
 
@@ -259,7 +259,7 @@ def errors(calls: Iterable[Call]) -> list[tuple[str, str]]:
 def post(gateway: GatewayProcess, path: str, body: object = None) -> Any:
     """Tell the control plane something."""
     content = b"" if body is None else json.dumps(body).encode()
-    return httpx2.post(f"{gateway.control}{path}", content=content, timeout=5.0).raise_for_status().json()
+    return httpx2.post(f"{gateway.control}{path}", content=content, timeout=20.0).raise_for_status().json()
 
 
 def by_client(rows: Iterable[Row]) -> dict[str, Row]:

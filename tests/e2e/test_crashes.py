@@ -51,10 +51,10 @@ async def load_until_killed(gateway: GatewayProcess, models: list[str], after: i
         async with client_of(gateway, TENANTS[number % 3]) as client:
             while len(accepted) < after:
                 key = f"{prefix}-{number}-{time.monotonic_ns()}"
-                call = Call(key, TENANTS[number % 3], rng.choice(models), rng.choice(PROMPTS), "stream", tokens=60)
+                call = Call(key, TENANTS[number % 3], rng.choice(models), rng.choice(PROMPTS), "stream", tokens=120)
                 await make(client, call, note)
 
-    await asyncio.wait_for(asyncio.gather(*(worker(number) for number in range(8))), timeout=60)
+    await asyncio.wait_for(asyncio.gather(*(worker(number) for number in range(8))), timeout=120)
     return accepted
 
 
@@ -138,7 +138,7 @@ def die_while_starting(gateway: GatewayProcess, delay: float) -> None:
 
 
 def test_a_load_that_was_under_way_at_the_crash_holds_nothing_up(tmp_path: Path, adapters: dict[str, Path]) -> None:
-    with Emulator(tmp_path, speed=1.0, more=["--load-delay", "0.7"]) as emulator:
+    with Emulator(tmp_path, speed=1.0, more=["--load-delay", "2.5"]) as emulator:
         gateway = GatewayProcess(tmp_path, settings_for([emulator], adapters))
         with gateway.start(replicas_up=1):
             waiting = threading.Thread(target=ask, args=(gateway, "a0"))

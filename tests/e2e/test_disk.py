@@ -78,7 +78,7 @@ def test_a_full_disk_costs_rows_that_are_counted_and_no_request(
     with GatewayProcess(tmp_path, settings_for(pair, adapters, record=record)).start(replicas_up=2) as gateway:
 
         def dropped() -> float:
-            page = parse_metrics(httpx2.get(f"{gateway.control}/metrics").text)
+            page = parse_metrics(httpx2.get(f"{gateway.control}/metrics", timeout=20.0).text)
             return page["loraledger_journal_dropped_frames_total"][0][1]
 
         before = asyncio.run(play(gateway, mixed(models, 30, seed=1, prefix="before")))

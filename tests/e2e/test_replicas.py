@@ -67,7 +67,7 @@ def test_streams_on_a_killed_replica_end_with_an_error_and_a_row(
         if len(begun) == 6:
             slow_pair[0].kill9()
 
-    calls = [Call(f"s{n}", "acme", "base", f"prompt {n}", "stream", tokens=150) for n in range(6)]
+    calls = [Call(f"s{n}", "acme", "base", f"prompt {n}", "stream", tokens=450) for n in range(6)]
     with GatewayProcess(tmp_path, settings_for(slow_pair, adapters)).start(replicas_up=2) as gateway:
         made = asyncio.run(play(gateway, calls, began=kill_when_all_stream))
         gateway.stop()
@@ -173,7 +173,17 @@ def test_without_any_replica_requests_wait_to_their_deadline_and_are_served_when
         gateway.wait(lambda: gateway.summary()["replicas_up"] == [], "both to be seen down")
         calls = [Call(f"hasty{n}", "acme", model, "Hello", "plain") for n, model in enumerate(("a0", "base"))]
         calls += [Call(f"patient{n}", "birch", model, "Hello", "stream") for n, model in enumerate(("a0", "base"))]
-        started = threading.Timer(1.0, pair[0].start)
+
+        def start_when_only_the_patient_wait() -> None:
+            def given_up() -> int:
+                rows = gateway.api("/api/requests")["requests"]
+                return sum(row["status"] == "rejected" for row in rows)
+
+            eventually(lambda: given_up() == gateway.summary()["queued_requests"] == 2, "the hasty to be refused")
+            time.sleep(0.6)
+            pair[0].start()
+
+        started = threading.Thread(target=start_when_only_the_patient_wait)
         started.start()
         made = asyncio.run(play(gateway, calls))
         started.join()
@@ -205,13 +215,13 @@ def test_a_request_on_a_replica_that_hangs_is_answered_by_another(
     limits = {"scrape_interval": "200ms", "upstream_lost_after": "500ms"}
     with GatewayProcess(tmp_path, settings_for(slow_pair, adapters, limits=limits)).start(replicas_up=2) as gateway:
         post(gateway, "/api/replicas/r2/drain")
-        call = Call("hung", "acme", "base", "a question", "plain", tokens=100)
+        call = Call("hung", "acme", "base", "a question", "plain", tokens=450)
         sent = threading.Thread(target=lambda: asyncio.run(play(gateway, [call])))
         sent.start()
         eventually(lambda: in_flight(gateway)["replica r1"] == 1, "the request to be there")
         slow_pair[0].hang()
         post(gateway, "/api/replicas/r2/undrain")
-        sent.join(timeout=30)
+        sent.join(timeout=60)
         assert set(in_flight(gateway).values()) == {0}
         gateway.stop()
         (row,) = gateway.rows()

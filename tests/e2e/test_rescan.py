@@ -25,7 +25,7 @@ def new_files(folder: Path) -> None:
 
 
 def listed(gateway: GatewayProcess) -> set[str]:
-    reply = httpx2.get(f"{gateway.url}/v1/models", headers={"authorization": "Bearer key-acme"}, timeout=5.0)
+    reply = httpx2.get(f"{gateway.url}/v1/models", headers={"authorization": "Bearer key-acme"}, timeout=20.0)
     return {model["id"] for model in reply.json()["data"]}
 
 
@@ -38,11 +38,11 @@ def test_a_new_adapter_is_served_and_one_that_is_gone_is_a_404(tmp_path: Path, p
         assert "new" not in listed(gateway)
         shutil.rmtree(scan / "old")
         assert ask(gateway, "old").error is None, "nothing changes before the reread"
-        assert 'adapter="old"' in httpx2.get(f"{gateway.control}/metrics", timeout=5.0).text
+        assert 'adapter="old"' in httpx2.get(f"{gateway.control}/metrics", timeout=20.0).text
         found = post(gateway, "/api/rescan")
         assert found == {"added": ["new"], "changed": [], "removed": ["old"], "problems": [], "warnings": []}
         assert listed(gateway) == {"base", "stays", "new"}
-        assert 'adapter="old"' not in httpx2.get(f"{gateway.control}/metrics", timeout=5.0).text
+        assert 'adapter="old"' not in httpx2.get(f"{gateway.control}/metrics", timeout=20.0).text
         call = ask(gateway, "new")
         check_texts([call], paths)
         refused = ask(gateway, "old")
@@ -61,10 +61,10 @@ def test_new_files_get_a_new_name_and_a_stream_in_flight_ends_on_the_old_ones(tm
     with GatewayProcess(tmp_path, folder_settings(slow_pair)).start(replicas_up=2) as gateway:
 
         async def scene() -> list[Call]:
-            long = asyncio.create_task(play(gateway, [Call("long", "acme", "sql", "Hello", "stream", tokens=300)]))
-            while gateway.summary()["open_requests"] == 0:
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.3)
+            begun = asyncio.Event()
+            calls = [Call("long", "acme", "sql", "Hello", "stream", tokens=300)]
+            long = asyncio.create_task(play(gateway, calls, began=lambda _: begun.set()))
+            await asyncio.wait_for(begun.wait(), 30)
             new_files(folder)
             found = await asyncio.to_thread(post, gateway, "/api/rescan")
             assert found["changed"] == ["sql"]
@@ -130,6 +130,6 @@ def test_a_rescan_without_the_folder_says_so_and_changes_nothing(tmp_path: Path,
     write_adapter(scan, "sql")
     with GatewayProcess(tmp_path, folder_settings(pair)).start(replicas_up=2) as gateway:
         scan.rename(tmp_path / "away")
-        reply = httpx2.post(f"{gateway.control}/api/rescan", timeout=5.0)
+        reply = httpx2.post(f"{gateway.control}/api/rescan", timeout=20.0)
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "adapters_unreadable")
         assert ask(gateway, "sql").error is None

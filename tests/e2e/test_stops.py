@@ -25,46 +25,49 @@ def refuses(port: int) -> bool:
 
 
 class Stopper:
-    """Sends SIGTERM when so many answers have begun, and notes what a new client meets."""
+    """Sends SIGTERM when so many answers have begun and all calls have arrived, and notes what a new client meets."""
 
-    def __init__(self, gateway: GatewayProcess, after: int) -> None:
-        self.gateway, self.after = gateway, after
+    def __init__(self, gateway: GatewayProcess, calls: list[Call], after: int) -> None:
+        self.gateway, self.calls, self.after = gateway, calls, after
         self.begun = 0
-        self.refused_after_s: float | None = None
+        self.refused_in_time: bool | None = None
+        """Whether new connections were refused before the last answer had ended."""
         self._thread = threading.Thread(target=self._knock)
 
     def began(self, _: Call) -> None:
         self.begun += 1
         if self.begun == self.after:
-            process = self.gateway.process
-            assert process is not None
-            process.send_signal(signal.SIGTERM)
             self._thread.start()
 
     def _knock(self) -> None:
-        self.refused_after_s = eventually(lambda: refuses(self.gateway.port), "new connections to be refused")
+        if self.after < len(self.calls):
+            eventually(lambda: self.gateway.summary()["open_requests"] == len(self.calls), "all calls to arrive")
+        process = self.gateway.process
+        assert process is not None
+        process.send_signal(signal.SIGTERM)
+        eventually(lambda: refuses(self.gateway.port), "new connections to be refused")
+        self.refused_in_time = not all(call.ended for call in self.calls)
 
     def exit_code(self) -> int:
         self._thread.join()
         process = self.gateway.process
         assert process is not None
-        return process.wait(timeout=30)
+        return process.wait(timeout=60)
 
 
 def test_sigterm_lets_open_streams_end_and_takes_no_new_ones(
     tmp_path: Path, slow_pair: Pair, adapters: dict[str, Path]
 ) -> None:
-    calls = [Call(f"s{n}", "acme", ("a0", "base")[n % 2], f"prompt {n}", "stream", tokens=150) for n in range(6)]
+    calls = [Call(f"s{n}", "acme", ("a0", "base")[n % 2], f"prompt {n}", "stream", tokens=450) for n in range(6)]
     with GatewayProcess(tmp_path, settings_for(slow_pair, adapters)).start(replicas_up=2) as gateway:
-        stopper = Stopper(gateway, len(calls))
+        stopper = Stopper(gateway, calls, len(calls))
         made = asyncio.run(play(gateway, calls, began=stopper.began))
         assert stopper.exit_code() == 0, gateway.log()
         rows = by_client(gateway.rows())
         assert "identical" in gateway.verify()
     check_texts(made, adapters)
     assert all(call.ended for call in made), "each stream came to its end"
-    assert stopper.refused_after_s is not None
-    assert stopper.refused_after_s < 0.5
+    assert stopper.refused_in_time
     assert Counter(row["status"] for row in rows.values()) == {"ok": len(calls)}
     assert "Traceback" not in gateway.log()
 
@@ -76,16 +79,13 @@ def test_what_is_still_open_at_the_drain_limit_is_cut_and_has_a_row(
     calls += [Call(f"p{n}", "acme", "base", f"prompt {n}", "plain", tokens=LONG) for n in range(2)]
     settings = settings_for(slow_pair, adapters, limits={"scrape_interval": "200ms", "drain": "500ms"})
     with GatewayProcess(tmp_path, settings).start(replicas_up=2) as gateway:
-        stopper = Stopper(gateway, 4)
-        began = time.monotonic()
+        stopper = Stopper(gateway, calls, 4)
         made = asyncio.run(play(gateway, calls, began=stopper.began))
         assert stopper.exit_code() == 0, gateway.log()
-        took = time.monotonic() - began
         rows = by_client(gateway.rows())
         assert "identical" in gateway.verify()
     check_texts([call for call in made if call.text], adapters)
     assert all(call.error is not None for call in made)
-    assert took < 15
     assert {(row["status"], row["reason"]) for row in rows.values()} == {("gateway_crashed", "drain_timeout")}
     assert len(rows) == len(calls)
     eventually(lambda: sum(emulator.metrics()["running"] for emulator in slow_pair) == 0, "the engines to be told")
@@ -141,7 +141,7 @@ def test_ctrl_c_and_sigterm_twice_end_it_cleanly(tmp_path: Path, pair: Pair, ada
         assert gateway.process is not None
         for number in signals:
             gateway.process.send_signal(number)
-        assert gateway.process.wait(timeout=20) == 0, gateway.log()
+        assert gateway.process.wait(timeout=60) == 0, gateway.log()
     assert "Traceback" not in gateway.log()
 
 
@@ -154,6 +154,6 @@ def test_a_stop_during_the_start_ends_it_too(tmp_path: Path, pair: Pair, adapter
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         time.sleep(delay)
         process.terminate()
-        _, words_said = process.communicate(timeout=20)
+        _, words_said = process.communicate(timeout=60)
         assert b"Traceback" not in words_said, words_said.decode()
         assert process.returncode in (0, -signal.SIGTERM)

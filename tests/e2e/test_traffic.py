@@ -66,7 +66,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
         eventually(lambda: not any(e.metrics()["running"] + e.metrics()["waiting"] for e in pair), "the engines")
         open_after = in_flight(gateway)
         engines = [emulator.metrics() for emulator in pair]
-        metrics = parse_metrics(httpx2.get(f"{gateway.control}/metrics").text)
+        metrics = parse_metrics(httpx2.get(f"{gateway.control}/metrics", timeout=20.0).text)
         exit_code = gateway.stop()
         verified = [gateway.verify("1"), gateway.verify("31337")]
         yield Played(adapters, calls, open_after, engines, metrics, gateway.rows(), exit_code, verified)

@@ -27,7 +27,7 @@ def emulator(*, slots: int = 2, host_entries: int = 4, **changes: Any) -> Emulat
 
 
 def client(server: EmulatorServer) -> httpx2.AsyncClient:
-    return httpx2.AsyncClient(base_url=server.url, timeout=10.0, trust_env=False)
+    return httpx2.AsyncClient(base_url=server.url, timeout=30.0, trust_env=False)
 
 
 async def load(http: httpx2.AsyncClient, name: str, path: str) -> httpx2.Response:

@@ -60,6 +60,12 @@ class ScriptedEngine:
     def count(self, path: str) -> int:
         return sum(called == path for called, _, _ in self.calls)
 
+    async def called(self, path: str, times: int) -> None:
+        """Wait until it was, so often since the start."""
+        async with asyncio.timeout(20):
+            while self.count(path) < times:
+                await asyncio.sleep(0.01)
+
     def bodies(self, path: str) -> list[Any]:
         return [body for called, body, _ in self.calls if called == path]
 

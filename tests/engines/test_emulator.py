@@ -240,33 +240,48 @@ async def test_key_guards_v1_and_nothing_else() -> None:
 # --- time
 
 
+async def busy(http: httpx2.AsyncClient, running: int, generated: int = 1) -> None:
+    """Wait until so many requests run, and so many tokens were generated since the start."""
+    async with asyncio.timeout(20):
+        while True:
+            shown = await metrics(http)
+            tokens = shown["vllm:generation_tokens_total"][0][1]
+            if shown["vllm:num_requests_running"][0][1] == running and tokens >= generated:
+                return
+            await asyncio.sleep(0.01)
+
+
 async def test_speed_divides_the_wall_clock() -> None:
     async def wall(speed: float) -> float:
         async with emulator(speed=speed) as server, client(server) as http:
             began = time.monotonic()
-            await complete(http, max_tokens=60)
+            await complete(http, max_tokens=300)
             return time.monotonic() - began
 
     slow = await wall(1.0)
-    assert slow > 60 * 0.00632
-    assert await wall(100.0) < slow / 2
+    assert slow > 300 * 0.00632
+    assert min([await wall(100.0) for _ in range(3)]) < slow / 2
 
 
 async def test_load_stalls_a_running_stream(tmp_path: Path) -> None:
-    async with emulator(speed=1.0, load_delay_s=0.4) as server, client(server) as http:
+    async with emulator(speed=1.0, load_delay_s=2.0) as server, client(server) as http:
+        arrivals: list[float] = []
 
-        async def listen() -> list[float]:
-            body = {**CHAT, "max_tokens": 160, "stream": True}
+        async def listen() -> None:
+            body = {**CHAT, "max_tokens": 300, "stream": True}
             async with http.stream("POST", "/v1/chat/completions", json=body) as answer:
-                return [time.monotonic() async for _ in answer.aiter_lines()]
+                async for _ in answer.aiter_lines():
+                    arrivals.append(time.monotonic())  # noqa: PERF401 - looked at meanwhile
 
         listening = asyncio.create_task(listen())
-        await asyncio.sleep(0.5)
+        async with asyncio.timeout(20):
+            while len(arrivals) < 10:
+                await asyncio.sleep(0.01)
         assert (await load(http, "x", adapter(tmp_path, "x"))).status_code == 200
-        arrivals = await listening
+        await listening
     gaps = sorted(late - early for early, late in pairwise(arrivals))
-    assert gaps[-1] > 0.4, "the load"
-    assert gaps[-2] < 0.4, "nothing else"
+    assert gaps[-1] > 1.5, "the load"
+    assert gaps[-2] < 1.5, "nothing else"
 
 
 # --- metrics
@@ -288,7 +303,7 @@ async def test_metrics_carry_the_names_and_counts_of_the_engine() -> None:
     assert used["vllm:kv_cache_usage_perc"] == [(labels, 0.0)]
     info = used["vllm:cache_config_info"][0][0]
     assert (info["num_gpu_blocks"], info["block_size"], info["kv_cache_size_tokens"]) == ("24576", "16", "393216")
-    assert abs(used["process_start_time_seconds"][0][1] - began) < 5
+    assert abs(used["process_start_time_seconds"][0][1] - began) < 60
 
 
 async def test_adapter_family_keeps_every_combination_it_ever_had(tmp_path: Path) -> None:
@@ -297,8 +312,8 @@ async def test_adapter_family_keeps_every_combination_it_ever_had(tmp_path: Path
         await load(http, "x", adapter(tmp_path, "x"))
         await load(http, "y", adapter(tmp_path, "y"))
         assert name not in await metrics(http)
-        long = asyncio.create_task(complete(http, "x", max_tokens=200))
-        await asyncio.sleep(0.5)
+        long = asyncio.create_task(complete(http, "x", max_tokens=450))
+        await busy(http, 1)
         await complete(http, "y", max_tokens=3)
         await long
         series = (await metrics(http))[name]
@@ -311,13 +326,15 @@ async def test_adapter_family_keeps_every_combination_it_ever_had(tmp_path: Path
 async def test_busy_engine_shows_running_waiting_and_blocks() -> None:
     profile = TwinProfile(max_seqs=1)
     async with emulator(profile=profile, speed=1.0) as server, client(server) as http:
-        asks = [asyncio.create_task(complete(http, max_tokens=150)) for _ in range(2)]
-        async with asyncio.timeout(15):
-            while (busy := await metrics(http))["vllm:num_requests_waiting"][0][1] != 1:
+        asks = [asyncio.create_task(complete(http, max_tokens=8000)) for _ in range(2)]
+        async with asyncio.timeout(20):
+            while (shown := await metrics(http))["vllm:num_requests_waiting"][0][1] != 1:
                 await asyncio.sleep(0.01)
-        await asyncio.gather(*asks)
-    assert busy["vllm:num_requests_running"][0][1] == 1
-    assert busy["vllm:kv_cache_usage_perc"][0][1] > 0
+        for ask in asks:
+            ask.cancel()
+        await asyncio.gather(*asks, return_exceptions=True)
+    assert shown["vllm:num_requests_running"][0][1] == 1
+    assert shown["vllm:kv_cache_usage_perc"][0][1] > 0
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -325,13 +342,11 @@ async def test_client_that_leaves_is_cancelled(stream: bool) -> None:
     async with emulator(speed=1.0) as server, client(server) as http:
         body = {**CHAT, "max_tokens": 8000, "stream": stream}
         asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
-        async with asyncio.timeout(5):
-            while (await metrics(http))["vllm:num_requests_running"][0][1] == 0:
-                await asyncio.sleep(0.01)
+        await busy(http, 1)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(20):
             while (await metrics(http))["vllm:num_requests_running"][0][1] > 0:
                 await asyncio.sleep(0.01)
         shown = await metrics(http)
@@ -354,7 +369,7 @@ async def test_vanished_files_end_the_engine_for_everyone(tmp_path: Path) -> Non
         await doomed(http, tmp_path)
         streamed = asyncio.create_task(complete(http, max_tokens=5000, stream=True))
         waiting = asyncio.create_task(complete(http, max_tokens=5000))
-        await asyncio.sleep(0.5)
+        await busy(http, 2, generated=100)
         killer = await complete(http, "x")
         later = await complete(http)
         health, listed, frozen = await http.get("/health"), await http.get("/v1/models"), await metrics(http)
@@ -379,7 +394,7 @@ async def test_dead_engine_can_close_its_port(tmp_path: Path) -> None:
     async with emulator(slots=1, host_entries=1, keep_alive_on_death=False) as server, client(server) as http:
         await doomed(http, tmp_path)
         assert (await complete(http, "x")).status_code == 500
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(20):
             await server.closed()
         with pytest.raises(httpx2.ConnectError):
             await http.get("/health")
@@ -413,7 +428,7 @@ async def test_new_engine_on_the_same_port_has_another_start_and_no_adapters(tmp
 async def test_leaving_the_block_ends_open_streams() -> None:
     async with emulator(speed=1.0) as server, client(server) as http:
         asked = asyncio.create_task(complete(http, max_tokens=8000, stream=True))
-        await asyncio.sleep(0.5)
+        await busy(http, 1)
         await server.__aexit__(None, None, None)
         assert "EngineCore encountered an issue" in (await asked).text
 

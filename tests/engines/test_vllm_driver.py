@@ -12,7 +12,7 @@ import pytest
 from engines.scripted import ScriptedEngine, error
 from loraledger.engines.protocol import EngineDriver, ReplicaTarget
 from loraledger.engines.vllm import VllmDriver, map_path
-from loraledger.engines.vllm_api import diagnose_load, diagnose_unload
+from loraledger.engines.vllm_api import VllmApi, diagnose_load, diagnose_unload
 from loraledger.errors import InputFileError
 from loraledger.events import (
     Check,
@@ -54,7 +54,7 @@ class Watched:
     def all(self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    async def nth(self, kind: type[E], number: int = 1, within: float = 5.0) -> E:
+    async def nth(self, kind: type[E], number: int = 1, within: float = 20.0) -> E:
         async with asyncio.timeout(within):
             while len(self.all(kind)) < number:
                 self._news.clear()
@@ -244,24 +244,34 @@ async def test_killed_engine_is_down_soon_and_up_again_after_its_restart(engine:
     await engine.kill()
     down = await watched.nth(ReplicaDown)
     assert down.reason.startswith(("connect_failed: ", "connection_broken: "))
-    assert down.at - killed < 1000 * MS
+    assert down.at - killed < 5000 * MS
     await asyncio.sleep(0.3)
     assert len(watched.all(ReplicaDown)) == 1
     begun = time.time_ns()
     engine.process_start = 1_792_800_000.0
     await engine.start()
     up = await watched.nth(ReplicaUp, 2)
-    assert up.at - begun < 1000 * MS
+    assert up.at - begun < 5000 * MS
     assert up.process_start == 1_792_800_000_000_000_000
 
 
-async def test_port_that_refuses_counts_as_down_at_once(engine: ScriptedEngine, watch: Watch) -> None:
+async def test_port_that_refuses_counts_as_down_at_once(
+    engine: ScriptedEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    health = VllmApi.health
+
+    async def counted(api: VllmApi) -> int:
+        nonlocal looks
+        looks += 1
+        return await health(api)
+
+    monkeypatch.setattr(VllmApi, "health", counted)
     await engine.kill()
-    began = time.time_ns()
     watched = await watch()
     down = await watched.nth(ReplicaDown)
     assert down.reason.startswith("connect_failed: ")
-    assert down.at - began < 190 * MS  # a second try would come no sooner than after 200 ms
+    assert looks == 1
     await engine.start()
 
 
@@ -279,18 +289,17 @@ async def test_dead_engine_behind_a_living_api_is_down_at_once(engine: ScriptedE
 
 
 async def test_one_slow_answer_is_borne_and_two_are_not(engine: ScriptedEngine, watch: Watch) -> None:
-    watched = await watch(probe_timeout=150 * MS)
+    watched = await watch(probe_timeout=800 * MS)
     await watched.nth(ReplicaSampled)
     engine.delays["/metrics"] = 5.0
     seen, scrapes = len(watched.all(ReplicaSampled)), engine.count("/metrics")
-    while engine.count("/metrics") == scrapes:
-        await asyncio.sleep(0.01)
+    await engine.called("/metrics", scrapes + 1)
     engine.delays.clear()
     await watched.nth(ReplicaSampled, seen + 3)
     assert watched.all(ReplicaDown) == []
     engine.delays["/metrics"] = 5.0
     down = await watched.nth(ReplicaDown)
-    assert down.reason == "timeout: /metrics: no whole answer within 0.15 s"
+    assert down.reason == "timeout: /metrics: no whole answer within 0.8 s"
 
 
 async def test_several_engines_behind_one_url_are_refused(engine: ScriptedEngine, watch: Watch) -> None:
@@ -327,18 +336,20 @@ async def test_check_looks_out_of_turn_and_many_checks_are_one_look(engine: Scri
 async def test_storm_of_checks_does_not_become_a_storm_of_looks(engine: ScriptedEngine, watch: Watch) -> None:
     watched = await watch(scrape_interval=60_000 * MS)
     await watched.nth(ReplicaSampled)
-    ends = time.monotonic() + 0.5
-    while time.monotonic() < ends:
+    began = time.monotonic()
+    while (passed := time.monotonic() - began) < 0.5 or engine.count("/health") < 3:
+        assert passed < 20
         watched.driver.perform(Check("gpu-0"))
         await asyncio.sleep(0.002)
-    assert 3 <= engine.count("/health") <= 12
+    assert engine.count("/health") <= 2 + (time.monotonic() - began) / 0.05
 
 
 async def test_down_replica_is_polled_fast_at_first(engine: ScriptedEngine, watch: Watch) -> None:
     engine.answers["/health"] = (503, "")
+    began = time.monotonic()
     await watch(scrape_interval=60_000 * MS)
-    await asyncio.sleep(1.1)
-    assert 4 <= engine.count("/health") <= 7
+    await engine.called("/health", 5)
+    assert time.monotonic() - began > 0.7
 
 
 async def test_fault_of_the_driver_itself_is_told_and_survived(
@@ -359,8 +370,9 @@ async def test_stopping_closes_every_connection(engine: ScriptedEngine, watch: W
     assert watched.task is not None
     watched.task.cancel()
     await asyncio.gather(watched.task, return_exceptions=True)
-    await asyncio.sleep(0.05)
-    assert len(engine._writers) == 0
+    async with asyncio.timeout(20):
+        while engine._writers:
+            await asyncio.sleep(0.01)
     await watched.driver.close()
 
 
@@ -401,13 +413,13 @@ async def test_commands_are_carried_out_one_at_a_time_in_order(engine: ScriptedE
 
 
 async def test_slow_load_does_not_hold_up_watching(engine: ScriptedEngine, watch: Watch) -> None:
-    engine.delays["/v1/load_lora_adapter"] = 0.5
+    engine.delays["/v1/load_lora_adapter"] = 60.0
     watched = await watch()
     await watched.nth(ReplicaSampled)
     watched.driver.perform(Load(1, "gpu-0", "alpha", A))
-    before = len(watched.all(ReplicaSampled))
-    await watched.nth(CommandDone)
-    assert len(watched.all(ReplicaSampled)) - before >= 4
+    await engine.called("/v1/load_lora_adapter", 1)
+    await watched.nth(ReplicaSampled, len(watched.all(ReplicaSampled)) + 4)
+    assert watched.all(CommandDone) == watched.all(CommandFailed) == []
 
 
 async def test_adapter_already_there_counts_as_loaded(engine: ScriptedEngine, watch: Watch) -> None:
@@ -454,8 +466,7 @@ async def test_engine_killed_during_a_load_may_be_tried_again(engine: ScriptedEn
     watched = await watch()
     await watched.nth(ReplicaSampled)
     watched.driver.perform(Load(1, "gpu-0", "alpha", A))
-    while engine.count("/v1/load_lora_adapter") == 0:
-        await asyncio.sleep(0.01)
+    await engine.called("/v1/load_lora_adapter", 1)
     await engine.restart(1_792_800_000.0)
     failed = await watched.nth(CommandFailed)
     assert not failed.permanent
@@ -469,7 +480,7 @@ async def test_load_that_never_answers_times_out_and_the_next_one_gets_its_turn(
     engine: ScriptedEngine, watch: Watch
 ) -> None:
     engine.delays["/v1/load_lora_adapter"] = 5.0
-    watched = await watch(load_timeout=200 * MS)
+    watched = await watch(load_timeout=1000 * MS)
     watched.driver.perform(Load(1, "gpu-0", "alpha", A))
     failed = await watched.nth(CommandFailed)
     assert (failed.permanent, failed.reason.partition(":")[0]) == (False, "timeout")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
-import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -35,6 +33,7 @@ from .support import (
     DONE,
     STREAM_HEAD,
     Answer,
+    Awake,
     RawClient,
     Received,
     Script,
@@ -62,10 +61,8 @@ PAGES = {
 
 
 def shut_port() -> int:
-    """A port that refuses."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """A port that refuses, and that the kernel gives to nobody meanwhile."""
+    return 1
 
 
 def asking(words: str, stream: bool, **more: Any) -> dict[str, Any]:
@@ -138,6 +135,7 @@ class BadFleet:
 
     def __init__(self, plane: PlaneSettings, limits: Limits, emulators: list[EmulatorServer]) -> None:
         self.rows: list[Row] = []
+        self._clock = Awake()
         self.bad: Script | None = None
         self.always = False
         self.replica = ScriptedReplica(self._script)
@@ -157,13 +155,13 @@ class BadFleet:
         specs = tuple(ReplicaSpec(name, 2, 4) for name in urls_by_name)
         fleet = FleetSettings(specs, (), (TenantSpec("acme", 1000),), base="base", limits=self._limits)
         fold = RowFold(FoldState("base", "c0ffee", "0"))
-        self._conductor = Conductor(Fleet(fleet), fold, self.performer, time.monotonic_ns, self._take, self._arm)
+        self._conductor = Conductor(Fleet(fleet), fold, self.performer, self._clock, self._take, self._arm)
         addresses = {n: ReplicaAddress(n, "127.0.0.1", int(url.rsplit(":", 1)[1])) for n, url in urls_by_name.items()}
-        self.plane = DataPlane(self._plane_settings, self.feed, time.monotonic_ns, access(), addresses)
+        self.plane = DataPlane(self._plane_settings, self.feed, self._clock, access(), addresses)
         drivers = {}
         for name, url in urls_by_name.items():
             target = ReplicaTarget(name, url, scrape_interval=100 * MS)
-            drivers[name] = VllmDriver(target, self.feed, time.monotonic_ns, lambda name: name)
+            drivers[name] = VllmDriver(target, self.feed, self._clock, lambda name: name)
         self.performer.plane, self.performer.drivers = self.plane, drivers
         await self.plane.start("127.0.0.1", 0)
         self._tasks = [asyncio.create_task(driver.run()) for driver in drivers.values()]
@@ -195,7 +193,7 @@ class BadFleet:
     async def ask(self, body: object, on: str | None = None, name: str = "victim") -> Answer:
         """The answer to a request whose first attempt goes to ``on``."""
         client = await self.send(body, on, name)
-        answer = await asyncio.wait_for(client.answer(), 20)
+        answer = await asyncio.wait_for(client.answer(), 30)
         client.close()
         return answer
 
@@ -235,7 +233,7 @@ class BadFleet:
     def _drain(self, spared: str, asked: bool) -> None:
         for name in self.state.replicas:
             if name != spared:
-                self.feed(DrainAsked(time.monotonic_ns(), name, asked))
+                self.feed(DrainAsked(self._clock(), name, asked))
 
     async def _script(self, request: Received, writer: asyncio.StreamWriter) -> bool | None:
         page = PAGES.get(request.line.split(" ")[1])
@@ -257,7 +255,7 @@ class BadFleet:
         if self._alarm_handle is not None:
             self._alarm_handle.cancel()
         if at is not None:
-            delay = max(0.0, (at - time.monotonic_ns()) / SECOND)
+            delay = max(0.0, (at - self._clock()) / SECOND)
             self._alarm_handle = asyncio.get_running_loop().call_later(delay, self._conductor.wake)
 
 

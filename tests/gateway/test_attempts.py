@@ -30,6 +30,7 @@ from .support import (
     post,
     running,
     silent_port,
+    still,
     until,
 )
 
@@ -263,7 +264,8 @@ async def test_an_answer_that_breaks_off_after_something_was_shown_never_ends_cl
             await asyncio.sleep(5)
         return False
 
-    async with running(script, PlaneSettings(stream_idle_timeout=100 * MS)) as rig:
+    idle = (100 if ending == "silence" else 60_000) * MS
+    async with running(script, PlaneSettings(stream_idle_timeout=idle)) as rig:
         client = await rig.client()
         await client.send(post(STREAMED, version=version))
         answer = await client.answer()
@@ -386,7 +388,7 @@ async def test_bytes_after_an_answer_are_never_the_next_answer(extra: bytes, apa
             await client.send(post(PLAIN))
             answer = await client.answer()
             assert answer.json()["id"] == "cmpl-" + rig.conductor.of(RequestDispatched)[number - 1].request
-            await asyncio.sleep(0.05)
+            await until(lambda: rig.replica.closed == number)  # noqa: B023 - used up here
         assert rig.replica.connections == 3
 
 
@@ -406,7 +408,7 @@ async def test_a_stale_connection_is_replaced_within_the_same_attempt() -> None:
             return False  # closes without a byte, as a server does whose keep-alive time has just passed
         return await answer_plainly(request, writer)
 
-    async with running(script) as rig:
+    async with running(script, clock=still) as rig:
         for _ in range(2):
             assert (await rig.ask(post(PLAIN))).status == 200
         assert [request.connection for request in rig.replica.requests] == [1, 1, 2]
@@ -420,7 +422,7 @@ async def test_a_stale_connection_is_replaced_once() -> None:
     async def script(request: Received, writer: asyncio.StreamWriter) -> bool:
         return False if len(rig.replica.requests) > 1 else await answer_plainly(request, writer)
 
-    async with running(script) as rig:
+    async with running(script, clock=still) as rig:
         assert (await rig.ask(post(PLAIN))).status == 200
         assert (await rig.ask(post(PLAIN))).status == 502
         assert len(rig.replica.requests) == 3
@@ -434,7 +436,7 @@ async def test_an_engine_that_dies_of_a_request_on_a_used_connection_is_not_take
         rig.replica._server.close()  # type: ignore[union-attr]
         return False
 
-    async with running(script) as rig:
+    async with running(script, clock=still) as rig:
         assert (await rig.ask(post(PLAIN))).status == 200
         assert (await rig.ask(post(PLAIN))).status == 502
         reason = rig.conductor.of(AttemptFailed)[0].reason

@@ -116,10 +116,10 @@ def test_a_wrong_name_is_cheap_whatever_its_length_and_however_many_adapters(mod
     grants = Access([Grant(tenant="t", key_hashes=(), adapters=adapters)], [BASE])
     best = 1.0
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         with pytest.raises(UnknownModelError) as caught:
             grants.resolve("t", model)
-        best = min(best, time.perf_counter() - started)
+        best = min(best, time.process_time() - started)
         assert len(caught.value.message) < 400
     assert best < 0.1
 

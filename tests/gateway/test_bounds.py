@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from loraledger.gateway.held import HeldBodies, Hold
 from loraledger.gateway.settings import PlaneSettings
 from loraledger.units import NS_PER_S
 
-from .support import CHAT, KEY, PLAIN, STREAMED, RawClient, Rig, bad_gateway, chunk, get, post, running, until
+from .support import CHAT, KEY, PLAIN, STREAMED, RawClient, Rig, bad_gateway, chunk, get, post, running, still, until
 from .test_gone import never, one_token
 
 MS = 1_000_000
@@ -151,12 +152,11 @@ async def test_a_request_that_drips_in_is_given_up_after_the_whole_time_and_not_
     async def drip(rig: Rig, begin: bytes, drop: bytes) -> None:
         client = await sending(rig, begin)
         answered = asyncio.ensure_future(client.answer())
-        for _ in range(100):
-            if answered.done():
-                break
-            client.writer.write(drop)
-            await asyncio.sleep(0.05)
-        answer = await asyncio.wait_for(answered, 1)
+        async with asyncio.timeout(20):
+            while not answered.done():
+                client.writer.write(drop)
+                await asyncio.sleep(0.05)
+        answer = await answered
         assert (answer.status, answer.json()["error"]["code"]) == (408, "request_timeout")
         client.close()
 
@@ -187,7 +187,7 @@ async def test_an_idle_connection_makes_room_for_one_that_comes() -> None:
 
 
 async def test_connections_that_are_busy_or_were_a_moment_ago_are_not_closed_for_one_that_comes() -> None:
-    async with running(settings=PlaneSettings(connections=2)) as rig:
+    async with running(settings=PlaneSettings(connections=2), clock=still) as rig:
         busy = await sending(rig, get()[:-2])
         idle = await sending(rig, get())
         assert (await idle.answer()).status == 200
@@ -218,6 +218,7 @@ async def test_far_more_connections_than_allowed_are_closed_without_a_word(monke
 
 async def test_no_file_stays_open_after_a_storm() -> None:
     async with running(one_token) as rig:
+        gc.collect()  # else files that other tests dropped close meanwhile
         before = open_files()
         stages = (
             b"",
@@ -238,5 +239,5 @@ async def test_no_file_stays_open_after_a_storm() -> None:
             await rig.settle()
         rig.plane.drop_idle("r1")
         await until(lambda: rig.replica.closed == rig.replica.connections)
-        await until(lambda: open_files() == before)
+        await until(lambda: open_files() <= before)
         assert rig.plane.held_bytes == 0

@@ -24,6 +24,7 @@ from .support import (
     get,
     post,
     running,
+    still,
     until,
 )
 
@@ -380,7 +381,7 @@ async def test_what_does_not_arrive_in_time_is_not_waited_for(
 
 
 async def test_connections_over_the_limit_are_told_so() -> None:
-    async with running(settings=PlaneSettings(connections=1)) as rig:
+    async with running(settings=PlaneSettings(connections=1), clock=still) as rig:
         kept = await rig.client()
         await kept.send(get())
         assert (await kept.answer()).status == 200

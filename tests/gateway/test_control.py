@@ -13,6 +13,7 @@ from loraledger.events import DrainAsked, Event, Evict, Load, LoadAsked, Move, T
 from loraledger.gateway.control import control_app
 
 from .fleets import SECOND, DrivenGateway, adapter, settings
+from .support import until
 
 ODD = "org/team:v2@main+x"
 SQL, MAIL = adapter("sql"), adapter(ODD, version="b")
@@ -383,8 +384,7 @@ async def listening(gateway: DrivenGateway) -> AsyncIterator[str]:
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())
     try:
-        while not server.started:
-            await asyncio.sleep(0.01)
+        await until(lambda: server.started or task.done())
         port = server.servers[0].sockets[0].getsockname()[1]
         yield f"http://127.0.0.1:{port}"
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 
@@ -47,16 +46,13 @@ async def half_an_answer(request: Received, writer: asyncio.StreamWriter) -> Non
 
 
 async def gone(rig: Rig, client: RawClient, *, reset: bool) -> None:
-    left = time.monotonic()
     if reset:
         client.reset()
     else:
         client.close()
     await until(lambda: rig.plane.open_exchanges == 0)
     if rig.replica.requests:
-        await until(lambda: rig.replica.closed_at is not None)
-        assert rig.replica.closed_at is not None
-        assert rig.replica.closed_at - left < 1.0
+        await until(lambda: rig.replica.closed > 0)  # long before the replica ends by itself
     await rig.settle()
     assert isinstance(rig.conductor.end(), RequestCancelled)
 

@@ -283,7 +283,7 @@ async def test_an_error_event_fails_the_attempt_unless_something_was_shown(
         writer.write(STREAM_HEAD)
         for event in [*HELD_NAME[path][:seen], last]:
             writer.write(chunk(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode()))
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)  # each is a read of its own
         writer.write(b"0\r\n\r\n")
         return True
 

@@ -7,12 +7,19 @@ from loraledger.events import RequestArrived, RequestDispatched, RequestFinished
 
 from .support import (
     BASE,
+    DONE,
     ENGINE_NAME,
     PLAIN,
+    STREAM_HEAD,
     STREAMED,
+    Received,
+    chunk,
+    event,
     get,
     post,
     running,
+    until,
+    usage_event,
 )
 
 
@@ -31,7 +38,15 @@ async def test_a_plain_answer_comes_back_under_the_name_that_the_client_used() -
 
 
 async def test_a_stream_is_measured_and_shows_no_usage_that_was_not_asked_for() -> None:
-    async with running() as rig:
+    async def apart(request: Received, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk(event(ENGINE_NAME, {"role": "assistant", "content": ""})))
+        await asyncio.sleep(0.05)  # or it would be one read with the first token
+        writer.write(chunk(event(ENGINE_NAME, {"content": "Hi"})))
+        await until(lambda: rig.conductor.names[-1] == "RequestFirstToken")
+        writer.write(chunk(event(ENGINE_NAME, {"content": " there"})) + chunk(usage_event(ENGINE_NAME)))
+        writer.write(chunk(DONE) + b"0\r\n\r\n")
+
+    async with running(apart) as rig:
         answer = await rig.ask(post(STREAMED))
         assert answer.clean
         assert answer.body.endswith(b"data: [DONE]\n\n")
@@ -136,8 +151,7 @@ async def test_a_queued_request_waits_for_its_dispatch() -> None:
         rig.conductor.on_arrival = lambda event: [Queue(event.request, "busy", event.at + 10**9)]
         client = await rig.client()
         await client.send(post(PLAIN))
-        while not rig.conductor.events:
-            await asyncio.sleep(0.005)
+        await until(lambda: bool(rig.conductor.events))
         await asyncio.sleep(0.02)
         assert rig.replica.requests == []
         rig.conductor.perform(dispatch(rig.conductor.events[0].request))  # type: ignore[union-attr]

@@ -249,7 +249,7 @@ def test_a_frame_costs_microseconds() -> None:
 
 
 def _per_frame(read: SseReader, token: bytes) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     for now in range(2000):
         read.feed(token, now)
-    return (time.perf_counter() - started) / 2000
+    return (time.process_time() - started) / 2000

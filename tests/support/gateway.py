@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -22,15 +25,21 @@ from loraledger.conductor.reading import open_record
 from loraledger.config import hash_key
 from loraledger.record.tables import Row, TableName
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 60.0
+
+
+_PORTS = itertools.cycle(range(20_000, 32_000))
+"""Below those that the kernel gives out by itself, so that nobody is given one between its choice and its use."""
+next(itertools.islice(_PORTS, secrets.randbelow(12_000), None))  # other runs of the tests begin elsewhere
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A loopback port that nobody listens on now, another one each time."""
+    for port in _PORTS:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
 def tenant(name: str, adapters: list[str], **more: Any) -> dict[str, Any]:
@@ -84,14 +93,14 @@ class GatewayProcess:
     def summary(self) -> dict[str, Any]:
         """``/api/summary``; without ``replicas_up`` while nobody listens."""
         try:
-            reply: dict[str, Any] = httpx2.get(f"{self.control}/api/summary", timeout=2.0).json()
+            reply: dict[str, Any] = httpx2.get(f"{self.control}/api/summary", timeout=10.0).json()
         except httpx2.TransportError:
             return {}
         return reply
 
     def api(self, path: str) -> Any:
         """A document of the control plane."""
-        return httpx2.get(f"{self.control}{path}", timeout=5.0).json()
+        return httpx2.get(f"{self.control}{path}", timeout=20.0).json()
 
     def wait(self, condition: Any, what: str, limit_s: float = START_LIMIT_S) -> None:
         """Wait until ``condition()`` holds; AssertionError with the log's end when it does not in time."""

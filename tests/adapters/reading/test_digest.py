@@ -49,7 +49,9 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         content_digest([tmp_path / "none"])
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=30, deadline=None
+)
 @given(st.binary(max_size=20), st.integers(min_value=0, max_value=20), st.integers(min_value=0, max_value=20))
 def test_where_one_file_ends_and_the_other_begins_counts(tmp_path: Path, content: bytes, one: int, two: int) -> None:
     digests = []

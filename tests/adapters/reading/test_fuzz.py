@@ -35,13 +35,17 @@ def test_inputs_that_were_found_keep_every_promise(path: Path, tmp_path: Path) -
     TARGETS[path.parent.name](path.read_bytes(), tmp_path)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=cut_and_joined(HEADER, *(path.read_bytes()[:300] for path in KEPT if path.parent.name == "header")))
 def test_headers_keep_every_promise(data: bytes, tmp_path: Path) -> None:
     TARGETS["header"](data, tmp_path)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=CONFIGS | cut_and_joined(CONFIG, (CORPUS / "config" / "all_keys").read_bytes()))
 def test_configurations_keep_every_promise(data: bytes, tmp_path: Path) -> None:
     TARGETS["config"](data, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -41,7 +42,7 @@ def test_a_kill_in_the_middle_of_an_admission_leaves_nothing_after_opening(tmp_p
         whole = admit(store, tenant(tmp_path / "b", b"b"))
     os.truncate(folder / WEIGHTS, 4 * 1024**3)  # holes: seconds of copying, stopped at once
     process = python("admit()", root, folder)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not any(path.stat().st_size > 1024**2 for path in root.glob(f".incoming-*/{WEIGHTS}")):
         assert process.poll() is None
         assert time.monotonic() < deadline
@@ -166,6 +167,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
+    gc.collect()  # else files that other tests dropped close meanwhile
     before = descriptors()
     folder = tenant(tmp_path / "a")
     with Store.open(tmp_path / "store", 150) as store:
@@ -176,4 +178,4 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
             admit(store, tenant(tmp_path / "b", b"b" * 100))
         with pytest.raises(InputFileError, match="not a regular file"):
             store.admit(folder / WEIGHTS, tmp_path)
-    assert descriptors() == before
+    assert descriptors() <= before

@@ -201,7 +201,7 @@ def test_an_interrupt_ends_the_processes_and_leaves_nothing_half_done(tmp_path: 
 
 
 def _wait_for(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not done():
         assert time.monotonic() < deadline
         time.sleep(0.02)

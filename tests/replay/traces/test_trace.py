@@ -278,7 +278,9 @@ def test_a_line_without_end_is_refused_before_it_is_held(tmp_path: Path) -> None
     tracemalloc.stop()
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 @given(data=st.data())
 def test_hostile_bytes_are_never_another_error(tmp_path: Path, data: st.DataObject) -> None:
     write(tmp_path / "good.gz")
