@@ -123,9 +123,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     adapters = write_adapters(folder / "adapters", [f"a{number}" for number in range(4)])
     with ExitStack() as stack:
         first, second = (stack.enter_context(Emulator(folder)) for _ in range(2))
-        record = {"dir": str(folder / "record"), "segment_bytes": "64MiB"}  # one segment, however long all tests take
-        settings = settings_for((first, second), adapters, record=record)
-        gateway = stack.enter_context(GatewayProcess(folder, settings))
+        gateway = stack.enter_context(GatewayProcess(folder, settings_for((first, second), adapters)))
         gateway.start(replicas_up=2)
         asyncio.run(play(gateway, mixed([*adapters, "base"], 20, seed=20)))
         for adapter in adapters:  # each replica has shown its slots once it used an adapter

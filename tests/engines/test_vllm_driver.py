@@ -419,7 +419,8 @@ async def test_slow_load_does_not_hold_up_watching(engine: ScriptedEngine, watch
     watched.driver.perform(Load(1, "gpu-0", "alpha", A))
     await engine.called("/v1/load_lora_adapter", 1)
     await watched.nth(ReplicaSampled, len(watched.all(ReplicaSampled)) + 4)
-    assert watched.all(CommandDone) == watched.all(CommandFailed) == []
+    assert watched.all(CommandDone) == []
+    assert watched.all(CommandFailed) == []
 
 
 async def test_adapter_already_there_counts_as_loaded(engine: ScriptedEngine, watch: Watch) -> None:

@@ -23,6 +23,15 @@ def flood(bench: Bench, count: int, model: str | None = None, prompt: int = 10) 
     return sum(bool(bench.arrive(model, prompt=prompt) and sent(bench)) for _ in range(count))
 
 
+def stream(bench: Bench, request: str, prompt: int = 10, took: int = 30 * MS) -> None:
+    """A streamed request of duff, from its arrival to its end; its first token came after ``took`` ns."""
+    bench.arrive(tenant="duff", prompt=prompt, id=request)
+    bench.tick(took)
+    bench.first_token(request)
+    bench.finish(request, generated=50, itl=10 * MS)
+    bench._count -= 1
+
+
 def test_a_flood_leaves_seats_that_another_tenant_finds_free() -> None:
     bench = bench_of(replica("r1", max_seqs=18))
     assert flood(bench, 40) == 16
@@ -66,6 +75,7 @@ def test_prompts_beyond_a_step_wait_here_until_a_first_token_comes() -> None:
 
 def test_prompts_of_whole_answers_are_reckoned_to_go_through_at_the_prefill_rate() -> None:
     bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    stream(bench, "s1")
     for _ in range(5):
         bench.arrive(prompt=400, stream=False)
     assert list(bench.replica("r1").in_flight) == ["q1", "q2", "q3"]
@@ -80,6 +90,7 @@ def test_prompts_of_whole_answers_are_reckoned_to_go_through_at_the_prefill_rate
 
 def test_who_waits_for_whole_answers_is_asked_again_by_whatever_comes_first() -> None:
     bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    stream(bench, "s1")
     for _ in range(4):
         bench.arrive(prompt=400, stream=False)
     assert bench.wake_at is not None
@@ -90,12 +101,41 @@ def test_who_waits_for_whole_answers_is_asked_again_by_whatever_comes_first() ->
 
 def test_who_waits_for_whole_answers_that_take_the_share_to_the_token_is_asked_again() -> None:
     bench = bench_of(replica("r1", prefill_tokens_per_s=fairness.WINDOW))
+    stream(bench, "s1")
     for _ in range(2):
         bench.arrive(prompt=fairness.WINDOW, stream=False)
     assert list(bench.replica("r1").in_flight) == ["q1"]
     assert bench.wake_at == bench.now + 1
     bench.wake()
     assert bench.only(ev.Dispatch).request == "q2"
+
+
+def test_whole_answers_are_not_held_back_for_their_prompts_where_no_stream_was_seen() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    for _ in range(5):
+        bench.arrive(prompt=2_000, stream=False)
+    assert len(bench.replica("r1").in_flight) == 5
+
+
+def test_where_no_rate_was_measured_the_best_of_the_fleet_is_reckoned_with() -> None:
+    bench = bench_of(*(replica(name, prefill_tokens_per_s=1_000) for name in ("r1", "r2", "r3")))
+    for number in range(20):
+        stream(bench, f"s{number}", prompt=1_000, took=110 * MS)
+    rates = {name: fairness.rate(bench.fleet.state, bench.replica(name)) for name in ("r1", "r2", "r3")}
+    measured = [name for name in rates if bench.replica(name).prefill_rate.n]
+    assert 0 < len(measured) < 3
+    assert all(5_000 < rate / fairness.MIXED < 10_000 for rate in rates.values() if rate is not None)
+    assert {rates[name] for name in rates if name not in measured} == {max(rates[name] or 0.0 for name in measured)}
+
+
+def test_a_first_token_behind_other_prompts_raises_the_rate_and_never_lowers_it() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    bench.arrive(prompt=500, stream=False)
+    stream(bench, "s1", prompt=1_000, took=2_000 * MS)
+    assert bench.replica("r1").prefill_rate.n == 0
+    stream(bench, "s2", prompt=1_000, took=200 * MS)
+    assert bench.replica("r1").prefill_rate.mean == 4_000  # one sample moves it by four times at most
+    assert 1_000 < bench.replica("r1").prefill_rate.current < 4_000
 
 
 def test_where_seats_are_what_is_short_nobody_is_woken_for_prompts() -> None:

@@ -30,7 +30,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -41,6 +40,8 @@ from types import TracebackType
 from typing import Self
 
 import httpx2
+
+from support.gateway import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 VENV = ROOT / ".venv-vllm"
@@ -93,14 +94,6 @@ def ensure_model(cache: Path = MODEL_CACHE) -> Model:
     adapters = {name: folder / name for name in names}
     too_wide = adapters.pop("too-wide")
     return Model(folder / "base", adapters, too_wide)
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Engine:

@@ -206,7 +206,7 @@ def test_a_replica_that_is_killed_loses_nothing_that_had_not_begun_to_stream(
     with GatewayProcess(tmp_path, settings_for(pair, model.adapters)).start(replicas_up=2) as gateway:
 
         async def kill_under_load() -> None:
-            async with httpx2.AsyncClient() as client:
+            async with httpx2.AsyncClient(timeout=20.0) as client, asyncio.timeout(60):
                 while True:
                     view = (await client.get(f"{gateway.control}/api/replicas/r2")).json()
                     if view["in_flight"]["value"] >= 3:
@@ -251,7 +251,8 @@ def test_an_adapter_whose_copy_vanishes_kills_one_replica_at_most_and_is_parked(
         outcomes = asyncio.run(_poison_among_bystanders(gateway, others))
         poisoned = [out for out in outcomes if out.model == "doomed"]
         assert all(out.error is not None for out in poisoned)
-        time.sleep(1.0)  # the API server of a dead engine exits 0.35 s after its last answer
+        gateway.wait(lambda: not all(engine.alive() for engine in pair), "an engine to exit")
+        time.sleep(1.0)  # the API server of a dead engine exits 0.35 s after its last answer: nor does the other one
         dead = [engine for engine in pair if not engine.alive()]
         assert len(dead) == 1, f"{len(dead)} replicas died of one bad adapter"
         view = gateway.api("/api/adapters/doomed")

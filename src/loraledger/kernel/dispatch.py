@@ -47,7 +47,7 @@ def send(
             request.stall = load + replica.spec.activation
             replica.stall_out += request.stall
         use(turn, replica, name, registration, "request")
-    fairness.take(replica, request, turn.now)
+    fairness.take(turn.state, replica, request)
     turn.commands.append(Dispatch(request.id, request.attempt, replica.spec.name, model, decision))
 
 

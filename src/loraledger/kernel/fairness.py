@@ -8,7 +8,8 @@ So where a gateway has more than one tenant, a further request of a tenant is se
   length thresholds for shared-memory packet switches", 1998);
 - fewer than ``WINDOW`` tokens of **prompts** whose first token has not come: with one more prompt about what an engine takes in one
   step. More would only wait there, before everybody else's. Of a whole answer no first token is told: such prompts are reckoned to
-  go through one after the other, at the replica's prefill rate.
+  go through one after the other, at ``MIXED`` of the prefill rate that was measured there, or else the best measured elsewhere.
+  Where no stream was ever seen nobody's first token is delayed, and they are not reckoned.
 
 So the first request of a tenant at a replica is never held back, and a large one waits no longer than a small one. Who is held back
 waits in the gateway, where tenants are served in turn, or goes where its adapter is in a slot; after ``PATIENCE`` to any replica.
@@ -30,11 +31,25 @@ from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, Holding, 
 SHARE: Final = 8
 WINDOW: Final = 1_024
 """Tokens: half of vLLM's smallest default for a step (``max_num_batched_tokens``), the other half being the last prompt's."""
+MIXED: Final = 0.2
+"""Of the prefill rate that prompts alone on an engine measure: steps that decode as well take longer, and nothing tells when one of
+these prompts is through. A flood of 2,000-token prompts had 22, 22, 11 and 5 answers a second at 1, 0.5, 0.2 and 0.1 of it, and a
+quiet tenant's p99 TTFT rose 24, 5, 3 and 2 times (``benchmarks/fairness.py``, ``long``)."""
 PATIENCE: Final = 500 * MS
 """About two loads. With half of it fleets with too few slots loaded more and were slower."""
 
 
-def take(replica: ReplicaState, request: RequestState, now: int) -> None:
+def rate(state: FleetState, replica: ReplicaState) -> float | None:
+    """Prompt tokens a second at which whole answers' prompts are reckoned to go through ``replica``; ``None``: not reckoned."""
+    if replica.prefill_rate.n:
+        return MIXED * replica.prefill_rate.current
+    measured = [other.prefill_rate.current for other in state.replicas.values() if other.prefill_rate.n]
+    if measured:
+        return MIXED * max(measured)
+    return replica.prefill_rate.prior if any(other.itl.n for other in state.replicas.values()) else None
+
+
+def take(state: FleetState, replica: ReplicaState, request: RequestState) -> None:
     """``request`` was sent there, and its adapter's use noted."""
     held = replica.holdings.get(request.tenant)
     if held is None:
@@ -44,8 +59,8 @@ def take(replica: ReplicaState, request: RequestState, now: int) -> None:
     if request.adapter in replica.blocked:
         return  # others are served before it
     if request.whole:
-        took = request.stall + int(request.prompt / replica.prefill_rate.current * SECOND)
-        held.drained = max(held.drained, now) + took
+        if len(state.tenants) > 1 and (tokens_per_s := rate(state, replica)) is not None:
+            held.drained = max(held.drained, state.now) + request.stall + int(request.prompt / tokens_per_s * SECOND)
     else:
         request.ahead = True
         held.prompt += request.prompt
@@ -79,8 +94,13 @@ def within(state: FleetState, replica: ReplicaState, tenant: str) -> bool:
     free = min(spec.max_seqs, spec.max_in_flight) - len(replica.in_flight) - replica.foreign
     if held.seats >= SHARE * free or held.kv >= SHARE * replica.room:
         return False
-    whole = (held.drained - state.now) * replica.prefill_rate.current / SECOND
-    return held.prompt + max(0.0, whole) < WINDOW
+    return held.prompt + _undrained(state, replica, held) < WINDOW
+
+
+def _undrained(state: FleetState, replica: ReplicaState, held: Holding) -> float:
+    """Tokens of whole answers' prompts that are reckoned to be still there."""
+    left = held.drained - state.now
+    return left * (rate(state, replica) or 0.0) / SECOND if left > 0 else 0.0
 
 
 def ask_again(turn: Turn, tenant: str) -> None:
@@ -89,7 +109,12 @@ def ask_again(turn: Turn, tenant: str) -> None:
     for replica in turn.state.replicas.values():
         held = replica.holdings.get(tenant)
         if held is not None and held.prompt < WINDOW:
-            at = held.drained - int((WINDOW - held.prompt) / replica.prefill_rate.current * SECOND)
+            tokens_per_s = rate(turn.state, replica)
+            at = (
+                held.drained
+                if tokens_per_s is None
+                else held.drained - int((WINDOW - held.prompt) / tokens_per_s * SECOND)
+            )
             if at >= turn.now and (due is None or at < due):
                 due = at
     if due is not None:
@@ -130,6 +155,6 @@ def recount(state: FleetState) -> None:
     for request in state.requests.values():
         if request.replica is not None:
             replica = state.replicas[request.replica]
-            take(replica, request, state.now)
+            take(state, replica, request)
             if request.phase != "sent":
                 begun(replica, request)
