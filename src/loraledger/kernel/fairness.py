@@ -8,7 +8,7 @@ So where a gateway has more than one tenant, a further request of a tenant is se
   length thresholds for shared-memory packet switches", 1998);
 - fewer than ``WINDOW`` tokens of **prompts** whose first token has not come: with one more prompt about what an engine takes in one
   step. More would only wait there, before everybody else's. Of a whole answer no first token is told: such prompts are reckoned to
-  go through one after the other, at ``MIXED`` of the prefill rate that was measured there, or else the best measured elsewhere.
+  go through one after the other, at a part of the prefill rate that was measured there, or else the best measured elsewhere.
   Where no stream was ever seen nobody's first token is delayed, and they are not reckoned.
 
 So the first request of a tenant at a replica is never held back, and a large one waits no longer than a small one. Who is held back
@@ -40,13 +40,19 @@ PATIENCE: Final = 500 * MS
 
 
 def rate(state: FleetState, replica: ReplicaState) -> float | None:
-    """Prompt tokens a second at which whole answers' prompts are reckoned to go through ``replica``; ``None``: not reckoned."""
-    if replica.prefill_rate.n:
-        return MIXED * replica.prefill_rate.current
-    measured = [other.prefill_rate.current for other in state.replicas.values() if other.prefill_rate.n]
-    if measured:
-        return MIXED * max(measured)
-    return replica.prefill_rate.prior if any(other.itl.n for other in state.replicas.values()) else None
+    """Prompt tokens a second at which whole answers' prompts are reckoned to go through ``replica``; ``None``: not reckoned.
+
+    Beside a flood of whole answers no prompt is alone and measures a rate, so what was measured fades into the prior: that is
+    what they are reckoned with at least.
+    """
+    if not any(other.itl.n for other in state.replicas.values()):
+        return None
+    own, prior = replica.prefill_rate, replica.prefill_rate.prior
+    if own.n:
+        return max(prior, MIXED * own.current)
+    return max(
+        prior, *(MIXED * other.prefill_rate.current for other in state.replicas.values() if other.prefill_rate.n), 0.0
+    )
 
 
 def take(state: FleetState, replica: ReplicaState, request: RequestState) -> None:

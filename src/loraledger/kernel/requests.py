@@ -13,7 +13,7 @@ from loraledger.kernel.cost import note_arrival
 from loraledger.kernel.dispatch import first_token, release
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import FleetState, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import FleetState, RequestState, Turn
 
 HOPELESS: Final = 8
 """A prompt is refused when its estimate is over so many times what the largest KV cache holds. Estimates come from bytes, some four
@@ -60,7 +60,16 @@ def first_token_seen(turn: Turn, policy: Policy, event: ev.RequestFirstToken) ->
     if request is None or request.phase != "sent" or request.replica is None:
         return
     replica = turn.state.replicas[request.replica]
-    _learn_prefill(turn, replica, request)
+    # Only a long prompt that had the engine's prefill to itself and needed no adapter moved measures the prefill rate.
+    if (
+        request.lone
+        and request.prompt >= 128
+        and request.decision is not None
+        and request.decision.hit_class in ("gpu", "base")
+    ):
+        seconds = (turn.now - request.dispatched - replica.itl.value(turn.now)) / 1e9
+        if seconds > 0:
+            replica.prefill_rate.observe(request.prompt / seconds, turn.now)
     first_token(turn, request)
     if len(turn.state.tenants) > 1 and request.tenant in turn.state.waiting_tenants:
         routing.pump(turn, policy)  # the tenant's next prompt may go (see fairness)
@@ -116,23 +125,6 @@ def _end(turn: Turn, policy: Policy, request: RequestState) -> None:
         state.held.pop(request.id, None)
     del state.requests[request.id]
     routing.pump(turn, policy)
-
-
-def _learn_prefill(turn: Turn, replica: ReplicaState, request: RequestState) -> None:
-    """Take in the prefill rate that the first token of a long prompt shows, if no adapter had to move for it.
-
-    A prompt that had the engine's prefill to itself measures it. One behind others took at least its own time: that is a lower
-    bound, and raises the figure. Beside a flood of whole answers no prompt is ever alone, and the prior would hold for ever.
-    """
-    if request.prompt < 128 or request.decision is None or request.decision.hit_class not in ("gpu", "base"):
-        return
-    took = turn.now - request.dispatched
-    if request.lone:
-        took -= int(replica.itl.value(turn.now))
-    if took > 0:
-        rate = request.prompt * SECOND / took
-        if request.lone or rate > replica.prefill_rate.current:
-            replica.prefill_rate.observe(rate, turn.now)
 
 
 def _learn(turn: Turn, request: RequestState, measured: ev.Measured) -> None:
