@@ -111,7 +111,7 @@ def test_a_demo_whose_gateway_dies_at_its_start_shows_its_last_words(
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        monkeypatch.setattr(fleet, "_free_port", lambda: taken.getsockname()[1])
+        monkeypatch.setattr(fleet, "_free_ports", lambda count: [taken.getsockname()[1]] * count)
         done = cli("demo", "--keep", tmp_path / "kept")
     assert done.code == 4
     assert "ended at its start: " in done.err

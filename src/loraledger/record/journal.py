@@ -114,8 +114,8 @@ class _Lock:
             )
 
     def _take(self) -> bool:
-        # Tried for 0.1 s, because a reader that asks in_use holds the lock for a moment.
-        for _ in range(10):
+        # Tried for 1 s, because a reader that asks in_use holds the lock for a moment, or for longer if it waits for a core.
+        for _ in range(100):
             try:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -47,7 +47,7 @@ class DemoFleet:
         self.folder = folder
         self.policy = policy
         self.speed = speed
-        self.ports = [_free_port() for _ in range(4)]
+        self.ports = _free_ports(4)
         self.url = f"http://127.0.0.1:{self.ports[2]}"
         self.control_url = f"http://127.0.0.1:{self.ports[3]}"
         self.tenants = tuple(
@@ -183,8 +183,10 @@ def _write_adapter(path: Path, rank: int, number: int) -> None:
         file.truncate(8 + len(text) + offset)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def _free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on now, all different: each is held until all are found."""
+    with contextlib.ExitStack() as held:
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
