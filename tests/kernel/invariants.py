@@ -7,7 +7,8 @@ from collections import Counter
 from loraledger.kernel.cost import stand
 from loraledger.kernel.failures import ATTEMPTS
 from loraledger.kernel.fleet import Fleet
-from loraledger.kernel.state import FleetState, Holding, ReplicaState, RequestState
+from loraledger.kernel.holding import Holding
+from loraledger.kernel.state import FleetState, ReplicaState, RequestState
 
 SEATED = ("sent", "streaming")
 
@@ -47,6 +48,9 @@ def _replica_counts(state: FleetState, replica: ReplicaState) -> None:
         prompts = sum(r.prompt for r in mine if r.ahead)
         held = replica.holdings.get(tenant, Holding())
         assert (held.seats, held.prompt, held.kv) == (len(mine), prompts, sum(r.prompt + r.expect for r in mine))
+        assert (held.streams, held.whole) == (sum(not r.whole for r in mine), sum(r.reckoned for r in mine))
+    assert replica.streams == sum(not r.whole for r in here)
+    assert len(replica.streamers) <= 2
     assert all(held.seats for held in replica.holdings.values())
     assert not any(r.ahead for r in state.requests.values() if r.phase != "sent")
     room, standing = replica.room, replica.standing
@@ -114,6 +118,7 @@ def _moments(state: FleetState) -> None:
     for replica in state.replicas.values():
         past += [figure.at for figure in (replica.itl, replica.prefill_rate, replica.load_ratio)]
         past += [replica.mark, replica.sampled or 0, replica.placements_since, replica.exited_at, replica.broken_at]
+        past += replica.streamers.values()
         for registration in replica.registrations.values():
             past += [registration.since, registration.started, registration.verified]
     assert max(past) <= state.now, "what is remembered has yet to come"

@@ -5,7 +5,7 @@ from loraledger.kernel import fairness
 from loraledger.kernel.fleet import Fleet
 from loraledger.kernel.settings import MS, ReplicaSpec, TenantSpec
 
-from .bench import Bench, adapter, fleet_of, replica
+from .bench import T0, Bench, adapter, fleet_of, replica
 
 TENANTS = [TenantSpec("acme"), TenantSpec("duff")]
 
@@ -117,19 +117,87 @@ def test_whole_answers_are_not_held_back_for_their_prompts_where_no_stream_was_s
     assert len(bench.replica("r1").in_flight) == 5
 
 
-def test_where_no_rate_was_measured_the_best_of_the_fleet_is_reckoned_with_and_the_prior_at_least() -> None:
-    bench = bench_of(*(replica(name, prefill_tokens_per_s=1_000) for name in ("r1", "r2", "r3")))
-    stream(bench, "s0", prompt=10)
-    assert fairness.rate(bench.fleet.state, bench.replica("r1")) == 1_000
-    for number in range(1, 30):
-        stream(bench, f"s{number}", prompt=1_000, took=110 * MS)
-    found = {name: bench.replica(name).prefill_rate for name in ("r1", "r2", "r3")}
-    best = max(one.current for one in found.values() if one.n)
-    assert best > 1_000 / fairness.MIXED
-    for name, one in found.items():
-        expected = max(1_000, fairness.MIXED * (one.current if one.n else best))
-        assert fairness.rate(bench.fleet.state, bench.replica(name)) == expected
-    assert 0 < sum(one.n > 0 for one in found.values()) < 3
+def test_what_was_sent_while_nobody_streamed_is_not_held_against_a_tenant_later() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    for _ in range(5):
+        bench.arrive(prompt=2_000, stream=False)
+    stream(bench, "s1")
+    bench.arrive(prompt=2_000, stream=False)
+    assert sent(bench) == ["r1"]
+    bench.arrive(prompt=2_000, stream=False)
+    assert sent(bench) == []
+
+
+def test_a_tenant_that_streamed_long_ago_holds_back_nobody() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    stream(bench, "s1")
+    bench.tick(fairness.LATELY)
+    for _ in range(5):
+        bench.arrive(prompt=2_000, stream=False)
+    assert len(bench.replica("r1").in_flight) == 5
+
+
+def test_ones_own_streams_and_those_of_a_third_tenant_are_told_apart() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000), tenants=[*TENANTS, TenantSpec("iris")])
+    stream(bench, "s1")
+    for tenant in ("iris", "acme", "acme"):
+        bench.arrive(tenant=tenant, prompt=10)
+    assert list(bench.replica("r1").streamers) == ["iris", "acme"]
+    assert [fairness.beside(bench.replica("r1"), name, bench.now) for name in ("iris", "acme", "duff")] == [True] * 3
+    bench.finish("q1")
+    bench.tick(fairness.LATELY)
+    assert [fairness.beside(bench.replica("r1"), name, bench.now) for name in ("iris", "acme")] == [True, False]
+
+
+def test_a_stream_counts_as_long_as_it_lasts() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    bench.arrive(tenant="duff", id="s1")
+    bench.tick(3 * fairness.LATELY)
+    for _ in range(3):
+        bench.arrive(prompt=2_000, stream=False)
+    assert bench.replica("r1").holdings["acme"].seats == 1
+    bench.finish("s1")
+    bench.tick(fairness.LATELY)
+    bench.arrive(prompt=2_000, stream=False)
+    assert bench.replica("r1").holdings["acme"].seats > 1
+
+
+def test_who_waits_is_asked_again_when_others_streams_are_long_ago() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    stream(bench, "s1")
+    bench.arrive(prompt=200_000, stream=False)
+    bench.arrive(prompt=10, stream=False)
+    assert bench.all(ev.Dispatch) == []
+    while bench.wake_at is not None and bench.now < T0 + 2 * fairness.LATELY and not bench.all(ev.Dispatch):
+        bench.wake()
+    assert bench.only(ev.Dispatch).request == "q2"
+
+
+def test_a_whole_answer_that_came_is_reckoned_no_more() -> None:
+    bench = bench_of(replica("r1", prefill_tokens_per_s=1_000))
+    stream(bench, "s1")
+    bench.arrive(prompt=10, stream=False)
+    bench.arrive(prompt=5_000, stream=False)
+    bench.arrive(prompt=5_000, stream=False)
+    assert list(bench.replica("r1").in_flight) == ["q1", "q2"]
+    bench.tick(MS)
+    bench.finish("q2")
+    assert [command.request for command in bench.all(ev.Dispatch)] == ["q3"]
+
+
+def test_where_seats_are_few_a_flood_leaves_more_of_them_once_another_tenant_streams() -> None:
+    bench = bench_of(replica("r1", max_seqs=16))
+    assert flood(bench, 40) == 15
+    alone = bench.replica("r1").holdings["acme"].seats
+    bench.arrive(tenant="duff", id="s1")
+    assert sent(bench) == ["r1"]
+    for number in range(1, 6):
+        bench.finish(f"q{number}")
+    held = bench.replica("r1").holdings
+    assert (alone, held["acme"].seats, held["duff"].seats) == (15, 11, 1)
+    for _ in range(4):
+        bench.arrive(tenant="duff")
+        assert sent(bench) == ["r1"]
 
 
 def test_where_seats_are_what_is_short_nobody_is_woken_for_prompts() -> None:

@@ -47,7 +47,7 @@ def send(
             request.stall = load + replica.spec.activation
             replica.stall_out += request.stall
         use(turn, replica, name, registration, "request")
-    fairness.take(turn.state, replica, request)
+    fairness.take(replica, request, turn.now)
     turn.commands.append(Dispatch(request.id, request.attempt, replica.spec.name, model, decision))
 
 
@@ -71,7 +71,7 @@ def release(turn: Turn, request: RequestState) -> ReplicaState | None:
         return None
     replica = turn.state.replicas[request.replica]
     del replica.in_flight[request.id]
-    fairness.give(replica, request)
+    fairness.give(replica, request, turn.now)
     if request.phase == "sent":
         replica.prefill_out -= request.prompt
         replica.stall_out -= request.stall

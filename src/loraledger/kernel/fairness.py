@@ -7,9 +7,13 @@ So where a gateway has more than one tenant, a further request of a tenant is se
   found by who comes next, so that nobody waits in the engine's own queue (dynamic thresholds: Choudhury and Hahne, "Dynamic queue
   length thresholds for shared-memory packet switches", 1998);
 - fewer than ``WINDOW`` tokens of **prompts** whose first token has not come: with one more prompt about what an engine takes in one
-  step. More would only wait there, before everybody else's. Of a whole answer no first token is told: such prompts are reckoned to
-  go through one after the other, at a part of the prefill rate that was measured there, or else the best measured elsewhere.
-  Where no stream was ever seen nobody's first token is delayed, and they are not reckoned.
+  step. More would only wait there, before everybody else's.
+
+And where another tenant streams, or did in the last ``LATELY``, so that there is somebody whose first token can be late:
+
+- a tenant with half of the seats leaves ``SPARE`` of them, for few are found where an engine has few;
+- prompts of **whole answers** count as well. No first token of theirs is told, so they are reckoned to go through one after the
+  other, at the replica's prior prefill rate (what is measured is of prompts alone on an engine, and far too fast beside decodes).
 
 So the first request of a tenant at a replica is never held back, and a large one waits no longer than a small one. Who is held back
 waits in the gateway, where tenants are served in turn, or goes where its adapter is in a slot; after ``PATIENCE`` to any replica.
@@ -24,52 +28,57 @@ from __future__ import annotations
 from typing import Final
 
 from loraledger.kernel.cost import tier_of
+from loraledger.kernel.holding import Holding
 from loraledger.kernel.policy import Choice, Policy
 from loraledger.kernel.settings import MS, SECOND
-from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, Holding, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState, Turn
 
 SHARE: Final = 8
 WINDOW: Final = 1_024
 """Tokens: half of vLLM's smallest default for a step (``max_num_batched_tokens``), the other half being the last prompt's."""
-MIXED: Final = 0.2
-"""Of the prefill rate that prompts alone on an engine measure: steps that decode as well take longer, and nothing tells when one of
-these prompts is through. A flood of 2,000-token prompts had 22, 22, 11 and 5 answers a second at 1, 0.5, 0.2 and 0.1 of it, and a
-quiet tenant's p99 TTFT rose 24, 5, 3 and 2 times (``benchmarks/fairness.py``, ``long``)."""
+SPARE: Final = 4
+LATELY: Final = 10 * SECOND
 PATIENCE: Final = 500 * MS
 """About two loads. With half of it fleets with too few slots loaded more and were slower."""
 
 
-def rate(state: FleetState, replica: ReplicaState) -> float | None:
-    """Prompt tokens a second at which whole answers' prompts are reckoned to go through ``replica``; ``None``: not reckoned.
-
-    Beside a flood of whole answers no prompt is alone and measures a rate, so what was measured fades into the prior: that is
-    what they are reckoned with at least.
-    """
-    if not any(other.itl.n for other in state.replicas.values()):
-        return None
-    own, prior = replica.prefill_rate, replica.prefill_rate.prior
-    if own.n:
-        return max(prior, MIXED * own.current)
-    return max(
-        prior, *(MIXED * other.prefill_rate.current for other in state.replicas.values() if other.prefill_rate.n), 0.0
-    )
+def beside(replica: ReplicaState, tenant: str, now: int) -> bool:
+    """Whether another tenant than ``tenant`` has a stream there, or had one lately."""
+    held = replica.holdings.get(tenant)
+    if replica.streams > (0 if held is None else held.streams):
+        return True
+    return any(name != tenant and now - at < LATELY for name, at in replica.streamers.items())
 
 
-def take(state: FleetState, replica: ReplicaState, request: RequestState) -> None:
+def take(replica: ReplicaState, request: RequestState, now: int) -> None:
     """``request`` was sent there, and its adapter's use noted."""
     held = replica.holdings.get(request.tenant)
     if held is None:
         held = replica.holdings[request.tenant] = Holding()
     held.seats += 1
     held.kv += request.prompt + request.expect
+    if not request.whole:
+        held.streams += 1
+        replica.streams += 1
+        _streamed(replica, request.tenant, now)
     if request.adapter in replica.blocked:
         return  # others are served before it
-    if request.whole:
-        if len(state.tenants) > 1 and (tokens_per_s := rate(state, replica)) is not None:
-            held.drained = max(held.drained, state.now) + request.stall + int(request.prompt / tokens_per_s * SECOND)
-    else:
+    if not request.whole:
         request.ahead = True
         held.prompt += request.prompt
+    elif beside(replica, request.tenant, now):
+        took = request.stall + request.prompt * SECOND // replica.spec.prefill_tokens_per_s
+        request.reckoned = took
+        held.whole += took
+        held.drained = max(held.drained, now) + took
+
+
+def _streamed(replica: ReplicaState, tenant: str, now: int) -> None:
+    """A stream of ``tenant`` was sent there, or ended."""
+    replica.streamers.pop(tenant, None)
+    replica.streamers[tenant] = now
+    if len(replica.streamers) > 2:
+        del replica.streamers[next(iter(replica.streamers))]
 
 
 def begun(replica: ReplicaState, request: RequestState) -> None:
@@ -79,12 +88,20 @@ def begun(replica: ReplicaState, request: RequestState) -> None:
         replica.holdings[request.tenant].prompt -= request.prompt
 
 
-def give(replica: ReplicaState, request: RequestState) -> None:
+def give(replica: ReplicaState, request: RequestState, now: int) -> None:
     """``request`` is there no more."""
     begun(replica, request)
     held = replica.holdings[request.tenant]
     held.seats -= 1
     held.kv -= request.prompt + request.expect
+    if not request.whole:
+        held.streams -= 1
+        replica.streams -= 1
+        _streamed(replica, request.tenant, now)
+    if request.reckoned:  # it is through, however long that was reckoned to take
+        held.whole -= request.reckoned
+        request.reckoned = 0
+        held.drained = min(held.drained, now + held.whole)
     if not held.seats:
         del replica.holdings[request.tenant]
 
@@ -96,33 +113,35 @@ def within(state: FleetState, replica: ReplicaState, tenant: str) -> bool:
         return True
     if len(state.tenants) == 1 or not state.tenants[tenant].spec.queue:
         return True
-    spec = replica.spec
-    free = min(spec.max_seqs, spec.max_in_flight) - len(replica.in_flight) - replica.foreign
+    spec, now = replica.spec, state.now
+    seats = min(spec.max_seqs, spec.max_in_flight)
+    free = seats - len(replica.in_flight) - replica.foreign
     if held.seats >= SHARE * free or held.kv >= SHARE * replica.room:
         return False
-    return held.prompt + _undrained(state, replica, held) < WINDOW
-
-
-def _undrained(state: FleetState, replica: ReplicaState, held: Holding) -> float:
-    """Tokens of whole answers' prompts that are reckoned to be still there."""
-    left = held.drained - state.now
-    return left * (rate(state, replica) or 0.0) / SECOND if left > 0 else 0.0
+    if held.prompt >= WINDOW:
+        return False
+    if 2 * held.seats < seats or free > min(SPARE, seats // 4):
+        left = held.drained - now
+        if left <= 0 or held.prompt + left * spec.prefill_tokens_per_s / SECOND < WINDOW:
+            return True
+    return not beside(replica, tenant, now)
 
 
 def ask_again(turn: Turn, tenant: str) -> None:
-    """``tenant`` has to wait: be stepped when the first of its whole answers' prompts are reckoned to leave room for another."""
+    """``tenant`` has to wait: be stepped when the first of its whole answers' prompts are reckoned to leave room for another, or
+    another tenant's streams are so long ago that they do not count."""
     due = None
     for replica in turn.state.replicas.values():
         held = replica.holdings.get(tenant)
         if held is not None and held.prompt < WINDOW:
-            tokens_per_s = rate(turn.state, replica)
-            at = (
-                held.drained
-                if tokens_per_s is None
-                else held.drained - int((WINDOW - held.prompt) / tokens_per_s * SECOND)
-            )
+            at = held.drained - (WINDOW - held.prompt) * SECOND // replica.spec.prefill_tokens_per_s
             if at >= turn.now and (due is None or at < due):
                 due = at
+            for name, seen in replica.streamers.items():
+                if name != tenant:
+                    at = (seen + LATELY) // SECOND * SECOND + SECOND  # whole seconds: streams go on and on
+                    if turn.now < seen + LATELY and (due is None or at < due):
+                        due = at
     if due is not None:
         turn.wake(due + 1)
 
@@ -157,10 +176,24 @@ def choose(
 def recount(state: FleetState) -> None:
     """Fill in what a snapshot of an older version does not have."""
     if any(replica.holdings for replica in state.replicas.values()):
+        _recount_streams(state)
         return
     for request in state.requests.values():
         if request.replica is not None:
             replica = state.replicas[request.replica]
-            take(state, replica, request)
+            take(replica, request, state.now)
             if request.phase != "sent":
                 begun(replica, request)
+
+
+def _recount_streams(state: FleetState) -> None:
+    """Snapshots that know holdings may be older than the counts of streams."""
+    for replica in state.replicas.values():
+        replica.streams = 0
+        for held in replica.holdings.values():
+            held.streams = 0
+    for request in state.requests.values():
+        if request.replica is not None and not request.whole:
+            replica = state.replicas[request.replica]
+            replica.streams += 1
+            replica.holdings[request.tenant].streams += 1

@@ -148,6 +148,8 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         replica.in_flight.clear()
         replica.adapters.clear()
         replica.holdings.clear()
+        replica.streamers.clear()
+        replica.streams = 0
         replica.blocked.clear()
         replica.prefill_out = replica.decode_out = replica.stall_out = replica.kv_own = 0
         replica.own_at_mark = replica.kv_at_mark = replica.foreign = replica.foreign_kv = 0

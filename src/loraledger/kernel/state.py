@@ -13,6 +13,7 @@ import msgspec
 
 from loraledger.events import AdapterSpec, Command, Decision, FloorObserved, ResidencyChange
 from loraledger.kernel.estimates import Estimate
+from loraledger.kernel.holding import Holding
 from loraledger.kernel.observed import Activity, Observed
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
@@ -44,6 +45,8 @@ class RequestState(msgspec.Struct):
     """Its prefill had the replica to itself, so its first token measures the prefill rate."""
     whole: bool = False
     """Its answer comes whole: its first token is not told."""
+    reckoned: int = 0
+    """What its whole answer's prompt is reckoned to take at its replica, ns; 0: it is not reckoned."""
     ahead: bool = False
     """Its prompt is among those that its tenant has outstanding at its replica."""
     decision: Decision | None = None
@@ -59,15 +62,6 @@ Standing = tuple[int, int, int, "AdapterState | None", int]
 """What every request finds at one replica until something happens there, durations in ns: the engine's queue; the wait for a slot
 of an adapter that is not in flight there; how many requests a load delays; whose slot goes next (``None`` where one is free or only
 a load under way will fill it); what bringing that one back takes (0 where a slot is free). See ``cost.stand``."""
-
-
-class Holding(msgspec.Struct):
-    """A tenant's part of a replica: requests in flight, tokens of prompts and of KV; when prompts of whole answers are through."""
-
-    seats: int = 0
-    prompt: int = 0
-    kv: int = 0
-    drained: int = 0
 
 
 class ReplicaState(msgspec.Struct):
@@ -103,6 +97,10 @@ class ReplicaState(msgspec.Struct):
     """Of these, adapters that wait in the engine, as believed, for a slot that no running request holds."""
     holdings: dict[str, Holding] = {}
     """By tenant, what its requests in flight hold."""
+    streams: int = 0
+    """Of the requests in flight, those whose answer is streamed."""
+    streamers: dict[str, int] = {}
+    """The two tenants whose streams were sent there or ended last, and when."""
     prefill_out: int = 0
     """Prompt tokens sent whose first token has not come."""
     decode_out: int = 0
@@ -140,7 +138,6 @@ class ReplicaState(msgspec.Struct):
     floor: FloorObserved | None = None
     """What its memory was divided into, by the probe."""
     activity: Activity = msgspec.field(default_factory=Activity)
-
     standing: Standing | None = None
     """Kept as long as nothing happens there that it rests on."""
 
