@@ -51,7 +51,7 @@ CONNECTIONS, LEAVERS_AT_ONCE = 32, 100
 READINGS, QUICK_READINGS = 20, 5
 WITHIN = 0.05
 SEEN_LEAVING = 0.9
-LONG = 4000
+LONG = 8_000
 IDLE_S = 6.0
 """Idle connections to replicas are closed after 4 s, by a sweep each second."""
 COMPACTION_S = 900.0

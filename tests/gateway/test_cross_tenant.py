@@ -148,7 +148,17 @@ class World:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    made = World(tmp_path_factory.mktemp("tenants"))
+    yield from _served(tmp_path_factory.mktemp("tenants"))
+
+
+@pytest.fixture
+def own_world(tmp_path: Path) -> Iterator[World]:
+    """One where requests may still be on their way when the test ends."""
+    yield from _served(tmp_path)
+
+
+def _served(folder: Path) -> Iterator[World]:
+    made = World(folder)
     failures: list[BaseException] = []
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
 
@@ -360,9 +370,9 @@ async def test_the_judge_sees_a_hit_when_there_is_one(world: World) -> None:
     assert masked(twins[0]) != masked(twins[1])
 
 
-async def test_ids_that_collide_mix_nothing_up(world: World) -> None:
+async def test_ids_that_collide_mix_nothing_up(own_world: World) -> None:
     """Others send the id of an open stream, its own and the gateway's, and leave: it goes on to its end in its own words."""
-    owner = GRANTED["birch"][0]
+    world, owner = own_world, GRANTED["birch"][0]
     speaker = engine_name(owner, world.targets[owner].digest)
     body = json.dumps({"model": owner, "prompt": "a long one", "max_tokens": LONG, "stream": True}).encode()
     victim = await RawClient.to(world.port)
