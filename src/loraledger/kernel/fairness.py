@@ -20,7 +20,7 @@ waits in the gateway, where tenants are served in turn, or goes where its adapte
 
 Where the adapters in flight take all slots nothing is held back: an engine works around those that wait for a slot, and does that
 best with all requests at hand (with them held back, the mean time to first token of fleets with too few slots rose by 30 to 70 %).
-Nor are tenants that may not wait (``queue`` 0) held back. With one tenant nothing is held back and nothing is looked at.
+Nor are tenants that may not wait (``queue`` 0) held back. With one tenant nobody is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ SHARE: Final = 8
 WINDOW: Final = 1_024
 """Tokens: half of vLLM's smallest default for a step (``max_num_batched_tokens``), the other half being the last prompt's."""
 SPARE: Final = 4
+"""Where an engine has 16 seats, a ninth of them is two, and of four streams a second each of which takes half a second the third
+waited until one of the flood's requests ended: p99 TTFT 12 times that without the flood, 1.04 times with four seats left free."""
 LATELY: Final = 10 * SECOND
+"""Longer than the pauses of somebody who chats; as long as a tenant that has left costs others their last seats."""
 PATIENCE: Final = 500 * MS
 """About two loads. With half of it fleets with too few slots loaded more and were slower."""
 
@@ -128,8 +131,11 @@ def within(state: FleetState, replica: ReplicaState, tenant: str) -> bool:
 
 
 def ask_again(turn: Turn, tenant: str) -> None:
-    """``tenant`` has to wait: be stepped when the first of its whole answers' prompts are reckoned to leave room for another, or
-    another tenant's streams are so long ago that they do not count."""
+    """``tenant`` has to wait: be stepped when it may go without that anything else happens.
+
+    That is when the first of its whole answers' prompts are reckoned to leave room for another, or when the streams of others are
+    so long ago that they do not count.
+    """
     due = None
     for replica in turn.state.replicas.values():
         held = replica.holdings.get(tenant)
