@@ -81,7 +81,7 @@ peers: $(STAMP)  ## the gateway beside nine other proxies on one core, and where
 	$(BIN)/python -m benchmarks.gateway --profile --markdown > .cache/profile.md
 	$(BIN)/python tools/section.py docs/performance.md profile < .cache/profile.md
 
-limits: $(STAMP)  ## a flood, 10,000 idle connections, a million requests; writes docs/performance.md, 40 minutes
+limits: $(STAMP)  ## a flood, 10,000 idle connections, a million requests; writes docs/performance.md, 25 minutes
 	mkdir -p .cache
 	missed=0; for name in fairness idle_connections flat_memory; do \
 	  $(BIN)/python -m benchmarks.$$name --markdown > .cache/$$name.md || missed=1; \

@@ -12,8 +12,9 @@ cache, and up to 64 MiB that come and go would hide what is looked for. They are
 them would lie in TMPDIR; no reading falls into that. What the control plane keeps (1,000 rows of each table) and the allocator's
 own reserve are reached within the warm-up: replicas are sampled four times a second for that.
 
-A million requests and those who leave take some ten minutes on two cores. An answer that is not 200 is counted, and one is too many; the exit code is 1
-when anything is missed. ``--quick`` says whether the program works: after so few requests RSS still grows to where it stays.
+A million requests and those who leave take some ten minutes on two cores. An answer that is not 200 is counted, and one is too
+many; the exit code is 1 when anything is missed. ``--quick`` says whether the program works: after so few requests RSS still grows
+to where it stays.
 """
 
 from __future__ import annotations
