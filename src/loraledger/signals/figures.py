@@ -162,7 +162,7 @@ class Pressure(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of one replica, tenant, adapter or hit class, or all of them. ``moves`` and ``pressure``: of replicas and all.
 
-    Requests that the client got wrong (4xx of the engine) count in ``requests`` and ``by_status``, and are no part of anything else.
+    Requests that the client got wrong (4xx of the engine) count in ``requests`` and ``by_status`` and in nothing else.
     """
 
     requests: int
