@@ -23,6 +23,7 @@ from loraledger.engines.calibrate.measure import Point
 from loraledger.engines.calibrate.run import middle, times_of
 from loraledger.kernel.settings import MS
 from loraledger.record.frames import segments
+from loraledger.record.lines import BadRows
 from loraledger.record.tables import Row
 from loraledger.replay.fleet.observation import Observation
 from loraledger.replay.fleet.outcome import RECORD_FOLDER
@@ -30,7 +31,6 @@ from loraledger.replay.fleet.run import run
 from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios.building import way_in
 from loraledger.replay.traces.recorded import Recorded
-from loraledger.replay.traces.trace import BadRows
 from loraledger.twin.calibrated import Calibrated
 from loraledger.twin.fit import fit
 from loraledger.twin.fit_points import DecodePoint, MixedPoint, MovePoint, Points, PrefillPoint

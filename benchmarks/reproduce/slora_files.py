@@ -20,7 +20,7 @@ from typing import Final, Literal
 import msgspec
 
 from loraledger.errors import InputFileError
-from loraledger.replay.traces.lines import lines
+from loraledger.record.lines import lines
 
 Kind = Literal["slora", "abort", "lifo", "pets", "no_mem", "bmm", "vllm", "peft", "cluster", "merge"]
 

@@ -51,8 +51,11 @@ def test_the_table_of_spreads_follows_the_formulas() -> None:
 def test_every_field_and_every_reason_is_on_the_page() -> None:
     for name in (*Header.__struct_fields__, *Request.__struct_fields__):
         assert f"`{name}`" in PAGE, name
-    sources = ROOT / "src/loraledger/replay/traces"
-    code = "".join((sources / name).read_text(encoding="utf-8") for name in ("trace.py", "importers.py", "tracev2.py"))
+    sources = ROOT / "src/loraledger"
+    code = "".join(
+        (sources / name).read_text(encoding="utf-8")
+        for name in ("record/lines.py", *(f"replay/traces/{name}.py" for name in ("trace", "importers", "tracev2")))
+    )
     reasons = set(re.findall(r'bad\(\w+, "([a-z][^"]*)"', code)) | set(re.findall(r'return "([a-z][^"]*)", f?"', code))
     assert len(reasons) >= 7
     assert [reason for reason in sorted(reasons) if f"`{reason}`" not in PAGE] == []

@@ -6,6 +6,11 @@ all of its columns even when no file exists or old files lack some, so a query n
 that another process is just compacting would be seen twice, as rows of the tail and as partitions: name it in
 ``tail_labels``, and its partitions are passed over.
 
+Opening reads the footer of each file once: that finds the damaged ones, and sorts files by their columns. Files with the same
+columns are read as one list, of which DuckDB looks at the first alone before a query; told to unite all files by name, it opens
+each of them for each query first. Footers are kept, or every query would read them again. Measured on two shared cores over 1,584
+files (22 days, three tables): opening takes 0.43 s of CPU, a count of all requests 0.14 s, against 0.34 s and 0.40 s by name.
+
 Parquet files have no lock, so reading goes on beside a gateway that writes. Queries come from people and programs: they
 are confined to one SELECT over these views, and DuckDB may open nothing but the listed files.
 """
@@ -51,6 +56,7 @@ class RecordReader:
             self._scratch = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="loraledger-")))
             self._connection = connect(self._scratch, threads=threads, memory_limit=memory_limit)
             resources.callback(self._connection.close)
+            run(self._connection, "SET parquet_metadata_cache = true")
             run(self._connection, "CREATE SCHEMA tail")
             self._files: list[Path] = []
             for name, table in TABLES.items():
@@ -74,8 +80,8 @@ class RecordReader:
         """Release the connection and its scratch files. May be called twice."""
         self._resources.close()
 
-    def query(self, sql: str, parameters: Parameters | None = None) -> list[Row]:
-        """The rows that one SELECT gives; ``parameters`` by position (``?``) or by name (``$name``).
+    def query(self, sql: str, parameters: Parameters | None = None, *, most: int | None = None) -> list[Row]:
+        """The rows that one SELECT gives, the first ``most`` of them; ``parameters`` by position (``?``) or by name (``$name``).
 
         Raises BadRequestError when it is not one SELECT, does not parse or run, or names two result columns alike.
         """
@@ -83,9 +89,9 @@ class RecordReader:
             statements = self._connection.extract_statements(sql)
             if [statement.type.name for statement in statements] != ["SELECT"]:
                 raise BadRequestError("a query has to be one SELECT statement", param="sql")
-            relation = self._connection.sql(sql, params=parameters)
-            names = list(relation.columns)
-            rows = relation.fetchall()
+            found = self._connection.execute(statements[0], parameters)
+            rows = found.fetchall() if most is None else found.fetchmany(most)
+            names = [column[0] for column in self._connection.description]
         except duckdb.Error as error:
             # DuckDB has no class of its own for a file that went away since it was listed.
             if gone := next((path for path in self._files if not path.exists()), None):
@@ -159,15 +165,29 @@ class RecordReader:
             lines.unlink()
 
     def _create_view(self, table: Table, files: list[Path]) -> None:
-        source = f"FROM tail.{table.name}"
-        if files:
-            options = "union_by_name = true, hive_partitioning = false"
-            source += f" UNION ALL BY NAME FROM read_parquet({_list(files)}, {options})"
         columns = ", ".join(column.name for column in table.columns)
         try:
-            run(self._connection, f"CREATE VIEW {table.name} AS FROM ({source}) SELECT {columns}")
+            alike = [
+                f"FROM read_parquet({_list(paths)}, hive_partitioning = false)" for paths in self._by_columns(files)
+            ]
+            sources = " UNION ALL BY NAME ".join([f"FROM tail.{table.name}", *alike])
+            run(self._connection, f"CREATE VIEW {table.name} AS FROM ({sources}) SELECT {columns}")
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
             raise InputFileError(f"the record cannot be read: {error}") from error
+
+    def _by_columns(self, files: list[Path]) -> list[list[Path]]:
+        """``files``, those together that have the same columns; each part and the parts in their order."""
+        if not files:
+            return []
+        signature = "string_agg(concat_ws(' ', name, type, converted_type, logical_type), ', ' ORDER BY name)"
+        described = self._connection.execute(
+            f"FROM parquet_schema({_list(files)}) SELECT file_name, {signature} GROUP BY file_name"
+        ).fetchall()
+        columns: dict[str, str] = dict(described)
+        parts: dict[str, list[Path]] = {}
+        for path in files:
+            parts.setdefault(columns[str(path)], []).append(path)
+        return list(parts.values())
 
 
 def _list(paths: list[Path]) -> str:

@@ -11,10 +11,11 @@ import msgspec
 from e2e.fleet import write_adapters
 from loraledger.conductor.reading import last_state, open_record
 from loraledger.engines.emulator import EmulatorServer, EmulatorSettings
+from loraledger.record.lines import BadRows
 from loraledger.record.tables import Row
 from loraledger.replay.fleet.virtual import VirtualFleet
 from loraledger.replay.traces.recorded import Recorded
-from loraledger.replay.traces.trace import BadRows, Request
+from loraledger.replay.traces.trace import Request
 from loraledger.replay.workloads.draws import parse_arrivals, parse_lengths
 from loraledger.replay.workloads.generate import Mix, workload
 from loraledger.twin.profile import PS_PER_MS, PS_PER_US, TwinProfile

@@ -12,12 +12,13 @@ import pytest
 
 from loraledger.errors import InputFileError
 from loraledger.gateway.paths import FORMS
+from loraledger.record.lines import BadRows
 from loraledger.record.parquet import write_parquet
 from loraledger.record.reader import RecordReader
 from loraledger.record.tables import Row
 from loraledger.replay.traces.importers import azure, from_first, mooncake, salted, utc_ns, vidur
 from loraledger.replay.traces.recorded import Recorded, recorded_adapters
-from loraledger.replay.traces.trace import Adapter, BadRows, Header, Request
+from loraledger.replay.traces.trace import Adapter, Header, Request
 from loraledger.replay.traces.tracev2 import COLUMNS, adapters_in, check_header, header_path, tracev2, write_tracev2
 from loraledger.replay.workloads.generate import Rows
 

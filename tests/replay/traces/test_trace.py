@@ -18,8 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from loraledger.errors import InputFileError
-from loraledger.replay.traces import lines as reading
-from loraledger.replay.traces.trace import Adapter, BadRows, Header, Request, Trace, write_trace
+from loraledger.record import lines as reading
+from loraledger.record.lines import BadRows
+from loraledger.replay.traces.trace import Adapter, Header, Request, Trace, write_trace
 from replay.fleets import adapters as fleet_adapters
 from replay.fleets import settings_for, virtual
 

@@ -33,10 +33,11 @@ from loraledger.errors import InputFileError
 from loraledger.units import spell_duration
 
 if TYPE_CHECKING:
+    from loraledger.record.lines import BadRows
     from loraledger.record.reader import RecordReader
     from loraledger.replay.traces.importers import Salted
     from loraledger.replay.traces.recorded import Recorded
-    from loraledger.replay.traces.trace import Adapter, BadRows
+    from loraledger.replay.traces.trace import Adapter
     from loraledger.replay.workloads.generate import Mix, Rows
 
 
@@ -139,8 +140,9 @@ def import_(
 
     Exit code 3: the file is not of that format, or a row is bad and --skip-bad was not given.
     """
+    from loraledger.record.lines import BadRows
     from loraledger.replay.traces.importers import from_first as counted_from_first
-    from loraledger.replay.traces.trace import MAX_TOKENS, BadRows, Header, Trace, write_trace
+    from loraledger.replay.traces.trace import MAX_TOKENS, Header, Trace, write_trace
     from loraledger.replay.workloads.generate import laid_over
 
     mix = _mix(format_, adapters, popularity, tenants, base_share, active, drift, churn)

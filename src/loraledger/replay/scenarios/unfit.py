@@ -13,8 +13,9 @@ from typing import Final
 
 from loraledger.errors import InputFileError
 from loraledger.events import AdapterSpec
+from loraledger.record.lines import BadRows
 from loraledger.replay.fleet.scenario import Scenario
-from loraledger.replay.traces.trace import BadRows, Request, Trace
+from loraledger.replay.traces.trace import Request, Trace
 from loraledger.twin.profile import TwinProfile
 from loraledger.units import format_bytes
 

@@ -13,7 +13,6 @@ number is replaced by a keyed hash, so that only who has the salt could try.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import re
@@ -26,8 +25,8 @@ from typing import Final
 import msgspec
 
 from loraledger.errors import InputFileError
-from loraledger.replay.traces.lines import lines
-from loraledger.replay.traces.trace import BadRows, Request
+from loraledger.record.lines import BadRows, csv_rows, lines
+from loraledger.replay.traces.trace import Request
 from loraledger.replay.workloads.draws import US
 from loraledger.replay.workloads.generate import Rows
 
@@ -37,7 +36,6 @@ TENANT: Final = "t0"
 
 Salted = Callable[[str], int]
 
-_MAX_CSV_LINE: Final = 1 << 16
 _TIME: Final = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(?:\+00:00|Z)?")
 _COUNT: Final = re.compile(r"-?[0-9]{1,18}")
 
@@ -103,21 +101,6 @@ def from_first(rows: Rows) -> Rows:
     for number, row in rows:
         first = row.at if first is None else first
         yield number, msgspec.structs.replace(row, at=row.at - first)
-
-
-def csv_rows(path: Path, bad: BadRows) -> Iterator[tuple[int, list[str]]]:
-    """(number of the line, cells) of a CSV file in UTF-8, heading included. A cell holds no line end here."""
-    for row, line in enumerate(lines(path, _MAX_CSV_LINE), 1):
-        try:
-            text = line.decode("utf-8-sig" if row == 1 else "utf-8").rstrip("\r")
-            cells = next(csv.reader((text,), strict=True), [])
-        except (UnicodeDecodeError, csv.Error) as error:
-            bad.bad(row, "not CSV in UTF-8", str(error))
-            continue
-        if cells:
-            yield row, cells
-        else:
-            bad.bad(row, "a hole")
 
 
 def table(

@@ -24,9 +24,10 @@ import msgspec
 
 from loraledger.errors import InputFileError
 from loraledger.record.frames import segments
+from loraledger.record.lines import BadRows
 from loraledger.record.reader import RecordReader
 from loraledger.record.tables import TABLES
-from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, BadRows, Request
+from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, Request
 from loraledger.replay.workloads.generate import Rows
 
 Unknown = Literal["refuse", "drop", "estimate"]

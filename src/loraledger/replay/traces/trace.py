@@ -35,7 +35,7 @@ from typing import IO, Final, Literal, Protocol
 import msgspec
 
 from loraledger.errors import InputFileError
-from loraledger.replay.traces.lines import MAX_LINE, lines
+from loraledger.record.lines import MAX_LINE, BadRows, lines
 
 VERSION: Final = 1
 MAX_TOKENS: Final = 10_000_000
@@ -91,22 +91,6 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     adapters: tuple[Adapter, ...] = ()
     requests: int | None = None
     digest: str | None = None
-
-
-class BadRows:
-    """What becomes of a bad row: the file is refused with the row's number and the reason, or the row is dropped and counted."""
-
-    def __init__(self, file: Path | str, *, skip: bool = False) -> None:
-        self.file = file
-        self.skip = skip
-        self.dropped: Counter[str] = Counter()
-
-    def bad(self, row: int, reason: str, detail: str = "") -> None:
-        """Count row ``row`` (of the file, from 1) under ``reason``. Raises ``InputFileError`` unless rows may be dropped."""
-        if not self.skip:
-            said = f"{reason}: {detail}" if detail else reason
-            raise InputFileError(f"{self.file}: row {row}: {said} (--skip-bad drops such rows and counts them)")
-        self.dropped[reason] += 1
 
 
 def no_request(file: Path | str, dropped: Mapping[str, int]) -> InputFileError:

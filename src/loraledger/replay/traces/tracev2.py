@@ -20,8 +20,9 @@ from typing import Final
 import yaml
 
 from loraledger.errors import InputFileError
+from loraledger.record.lines import BadRows
 from loraledger.replay.traces.importers import TENANT, Salted, count, table
-from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, BadRows, Header, Request, replacing
+from loraledger.replay.traces.trace import MAX_ADAPTERS, Adapter, Header, Request, replacing
 from loraledger.replay.workloads.draws import US
 from loraledger.replay.workloads.generate import Rows
 

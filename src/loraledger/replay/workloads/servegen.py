@@ -29,7 +29,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from loraledger.errors import InputFileError
-from loraledger.replay.traces.lines import lines
+from loraledger.record.lines import lines
 from loraledger.replay.traces.trace import MAX_ADAPTERS, Request
 from loraledger.replay.workloads.draws import (
     MAX_LENGTH,
