@@ -17,9 +17,10 @@ from loraledger.errors import InputFileError
 from loraledger.kernel.policies import policy_names
 from loraledger.record.tables import Row
 from loraledger.replay.fleet.outcome import Outcome
-from loraledger.replay.results.bound import LEVELS, LoadWork, Timeline, load_work
+from loraledger.replay.results.bound import LoadWork, load_work
 from loraledger.replay.results.folder import open_runs
 from loraledger.replay.traces.trace import Request
+from loraledger.signals.timeline import LEVELS, Timeline
 from loraledger.twin.events import Activated, Loaded, Preempted, TwinEvent
 from loraledger.twin.profile import TwinProfile
 from loraledger.twin.replica import ReplicaTwin
