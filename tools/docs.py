@@ -3,6 +3,7 @@
     python tools/docs.py           write docs/configuration.md and docs/record.md
     python tools/docs.py --check   exit 1 if they are not what the code says
     python tools/docs.py --replay  run the example of docs/replay.md again and write what it prints (a test compares)
+    python tools/docs.py --signals the same of docs/signals.md
 
 Text outside the generated marks is kept.
 """
@@ -10,6 +11,7 @@ Text outside the generated marks is kept.
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -87,7 +89,7 @@ def rerun(page: Path) -> None:
         )
 
         def printed(example: re.Match[str]) -> str:
-            words = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *example[1].split()[1:]]
+            words = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *shlex.split(example[1])[1:]]
             done = subprocess.run(words, cwd=folder, capture_output=True, encoding="utf-8", check=True)
             if not example[2]:
                 return example[0]
@@ -105,6 +107,9 @@ def main() -> int:
     """Write or check; returns the exit code."""
     if "--replay" in sys.argv:
         rerun(Path("docs/replay.md"))
+        return 0
+    if "--signals" in sys.argv:
+        rerun(Path("docs/signals.md"))
         return 0
     stale = []
     for path, text in ((Path("docs/configuration.md"), settings_table()), (Path("docs/record.md"), tables())):

@@ -23,6 +23,10 @@ READERS = [
     ("get", "adapters"),
     ("get", "tenants"),
     ("explain", "x"),
+    ("signals",),
+    ("diagnose",),
+    ("advise",),
+    ("query", "SELECT 1 AS x"),
     ("verify",),
     ("serve",),
 ]
@@ -121,7 +125,17 @@ def test_a_segment_too_small_for_one_event_is_refused(cli: Cli, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "words", [("get", "requests"), ("get", "requests", "--json"), ("get", "decisions"), ("verify",)], ids=" ".join
+    "words",
+    [
+        ("get", "requests"),
+        ("get", "requests", "--json"),
+        ("get", "decisions"),
+        ("verify",),
+        ("signals",),
+        ("diagnose", "--json"),
+        ("query", "SELECT * FROM requests", "--csv"),
+    ],
+    ids=" ".join,
 )
 def test_a_reader_of_the_output_that_leaves_is_met_without_a_word(fleet: Fleet, words: tuple[str, ...]) -> None:
     read, written = os.pipe()

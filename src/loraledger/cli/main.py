@@ -23,9 +23,13 @@ from loraledger.cli import (
     emulate,
     explain,
     get,
+    hardware,
     ledger,
+    record,
     replay,
+    requirement,
     serve,
+    signals,
     trace,
     verify,
 )
@@ -45,13 +49,20 @@ app.command("check")(check.check)
 app.command("demo")(demo)
 app.add_typer(get.app, name="get")
 app.command("explain")(explain.explain)
+app.command("signals")(signals.signals)
+app.command("diagnose")(signals.diagnose)
+app.command("advise")(signals.advise)
+app.command("query")(signals.query)
 app.command("verify")(verify.verify)
 app.add_typer(adapters.app, name="adapters")
+app.add_typer(record.app, name="record")
 app.add_typer(trace.app, name="trace")
 app.command("replay")(replay.replay)
 app.command("calibrate")(calibrate.calibrate)
 app.command("budget")(budget.budget)
 app.command("ledger")(ledger.ledger)
+app.command("hardware")(hardware.hardware)
+app.command("requirement")(requirement.requirement)
 app.add_typer(config.app, name="config")
 app.command("emulate")(emulate.emulate)
 
