@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed peers limits chaos fuzz format clean
+.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed signals peers limits chaos fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -42,6 +42,7 @@ bench: $(STAMP)  ## the figures of docs/benchmarks.md; see benchmarks/ for each 
 	$(BIN)/python -m benchmarks.twin
 	$(BIN)/python -m benchmarks.replay_speed --quick
 	$(BIN)/python -m benchmarks.policies --quick
+	$(BIN)/python -m benchmarks.signals --quick
 
 figures: $(STAMP)  ## kernel and twin again; writes their tables into docs/benchmarks.md
 	mkdir -p .cache
@@ -73,6 +74,11 @@ speed: $(STAMP)  ## how fast a replay is beside its peers; writes its tables int
 	mkdir -p .cache
 	$(BIN)/python -m benchmarks.replay_speed --long --markdown > .cache/speed.md
 	$(BIN)/python tools/section.py docs/accuracy.md speed < .cache/speed.md
+
+signals: $(STAMP)  ## diagnose and advise over 100 million requests, made in .cache first (8 GB); writes docs/benchmarks.md
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.signals --markdown > .cache/signals.md
+	$(BIN)/python tools/section.py docs/benchmarks.md signals < .cache/signals.md
 
 peers: $(STAMP)  ## the gateway beside nine other proxies on one core, and where its CPU goes; writes docs/performance.md, half an hour
 	mkdir -p .cache
