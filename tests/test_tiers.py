@@ -1,9 +1,13 @@
 """The rules are those of vLLM 0.32's ``LRUCacheWorkerLoRAManager.add_adapter``, written out again in ``reference_use``."""
 
+from collections.abc import Iterable
+from types import SimpleNamespace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from loraledger.tiers import EngineTiers, Movement
+from loraledger_probe.pins import Pins
 
 NAMES = ("ant", "bee", "cow", "doe", "elk", "fox")
 
@@ -47,6 +51,73 @@ def test_leaving_the_host_empties_the_slot_too() -> None:
     tiers = filled(2, 2, "ant", "bee")
     assert tiers.use("cow") == Movement(loaded=True, activated=True, evicted_host="ant", evicted_slot="ant")
     assert list(tiers.active) == ["bee", "cow"]
+
+
+def test_what_is_pinned_leaves_after_what_is_not_and_the_batch_last() -> None:
+    tiers = filled(3, 3, "ant", "bee", "cow")
+    tiers.pinned["ant"] = None
+    assert tiers.leaving() == ["bee", "cow", "ant"]
+    tiers.arrange(["bee"])
+    assert list(tiers.active) == list(tiers.host) == ["cow", "ant", "bee"]
+    assert tiers.use("doe") == Movement(True, True, "cow", "cow")
+    tiers.arrange(["bee", "doe"])
+    assert tiers.use("elk") == Movement(True, True, "ant", "ant")
+    assert tiers.pinned == {}
+
+
+class List:
+    """One of vLLM's lists, as far as the probe's pins touch it."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.order = list(names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.order
+
+    def touch(self, name: str) -> None:
+        if name in self.order:
+            self.order.remove(name)
+            self.order.append(name)
+
+
+@given(
+    st.permutations(NAMES), st.integers(1, 5), st.sets(st.integers(0, 5)), st.lists(st.sampled_from(NAMES), unique=True)
+)
+def test_lists_are_arranged_as_the_probe_arranges_them(
+    order: list[str], slots: int, pins: set[int], batch: list[str]
+) -> None:
+    tiers = filled(slots, 5, *order)
+    tiers.pinned.update((name, None) for n, name in enumerate(tiers.active) if n in pins)
+    probe = Pins()
+    for name in tiers.pinned:
+        probe.add(name, name)  # type: ignore[arg-type]
+    manager = SimpleNamespace(_registered_adapters=List(tiers.host), _active_adapters=List(tiers.active))
+    if probe:
+        probe.arrange(manager, batch)  # type: ignore[arg-type]
+        tiers.arrange(batch)
+    assert list(tiers.host) == manager._registered_adapters.order
+    assert list(tiers.active) == manager._active_adapters.order
+
+
+def test_one_of_the_batch_is_no_more_pinned_than_the_others() -> None:
+    tiers = filled(3, 4, "ant", "bee", "cow")
+    tiers.pinned.update(dict.fromkeys(("ant", "cow")))
+    tiers.arrange(["bee", "ant"])
+    assert list(tiers.active) == ["cow", "bee", "ant"]
+
+
+def test_without_a_pin_only_the_batch_becomes_young() -> None:
+    tiers = filled(2, 3, "cow", "ant", "bee")
+    tiers.arrange(["ant"])
+    assert (list(tiers.active), list(tiers.host)) == (["bee", "ant"], ["cow", "bee", "ant"])
+
+
+def test_a_pin_ends_with_the_slot_and_with_the_process() -> None:
+    for end in (lambda tiers: tiers.drop("ant", "gpu"), lambda tiers: tiers.drop("ant", "host"), EngineTiers.clear):
+        tiers = filled(2, 3, "ant", "bee")
+        tiers.pinned["ant"] = None
+        end(tiers)
+        assert tiers.pinned == {}
 
 
 def test_lists_do_not_protect_the_batch_in_hand() -> None:

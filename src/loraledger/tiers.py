@@ -14,6 +14,10 @@ the first one whose turn in that step is still to come, which comes back at its 
 step is the same as if only idle ones had left. A load call does not wait: the slot that it takes from a
 running adapter goes back to that one in the next step.
 
+**Pins** are those of the probe (docs/probe.md): no lock but an order. Before anything is brought in, ``arrange`` puts what is
+pinned and then the batch at the young end of both lists, so a pinned adapter leaves when only the batch is left to leave, and its
+pin with it.
+
 The kernel keeps one ``EngineTiers`` per replica as its belief and replays what it sent; the twin keeps one as the truth.
 Python dicts keep insertion order, so a dict is the LRU list: first key oldest.
 """
@@ -40,12 +44,16 @@ _HIT = Movement()
 
 
 class EngineTiers(msgspec.Struct):
-    """Both lists of one engine. ``slots`` and ``host_entries`` are counts; ``host`` always contains ``active``."""
+    """Both lists of one engine. ``slots`` and ``host_entries`` are counts; ``host`` always contains ``active``.
+
+    ``pinned``: of ``active``, oldest pin first.
+    """
 
     slots: int
     host_entries: int
     active: dict[str, None] = msgspec.field(default_factory=dict)
     host: dict[str, None] = msgspec.field(default_factory=dict)
+    pinned: dict[str, None] = msgspec.field(default_factory=dict)
 
     def tier(self, name: str) -> Tier:
         """Where this registered adapter's bytes are: ``gpu``, ``host`` or ``disk``."""
@@ -75,6 +83,8 @@ class EngineTiers(msgspec.Struct):
             evicted_slot = next(iter(active))
             del active[evicted_slot]
         active[name] = None
+        if self.pinned and evicted_slot is not None:
+            self.pinned.pop(evicted_slot, None)
         return Movement(loaded, True, evicted_host, evicted_slot)
 
     def touch(self, names: Iterable[str]) -> None:
@@ -84,6 +94,22 @@ class EngineTiers(msgspec.Struct):
             if name in active:
                 del active[name], host[name]
                 active[name] = host[name] = None
+
+    def arrange(self, batch: Iterable[str]) -> None:
+        """Something is to be brought in while ``batch`` runs: what is pinned leaves after what is not, the batch last."""
+        if not self.pinned:
+            self.touch(batch)
+            return
+        batch = tuple(batch)
+        for name in (*(held for held in self.pinned if held not in batch), *batch):
+            for held in (self.host, self.active):
+                if name in held:
+                    del held[name]
+                    held[name] = None
+
+    def leaving(self) -> list[str]:
+        """The adapters in slots, in the order in which others push them out."""
+        return [*(name for name in self.active if name not in self.pinned), *self.pinned]
 
     def fetch(self, name: str) -> Movement:
         """A load call while running requests hold every slot: all that stays of it is the copy on the host."""
@@ -100,7 +126,7 @@ class EngineTiers(msgspec.Struct):
         return Movement(loaded=loaded, evicted_host=evicted)
 
     def victim(self, name: str) -> str | None:
-        """The adapter that would lose its slot if ``name`` were used now; ``None`` if none would."""
+        """The adapter that would lose its slot if ``name`` were used now; ``None`` if none would. Pins have been arranged."""
         if name in self.active or len(self.active) < self.slots:
             return None
         if name not in self.host and len(self.host) >= self.host_entries:
@@ -112,6 +138,7 @@ class EngineTiers(msgspec.Struct):
     def drop(self, name: str, tier: Tier) -> None:
         """The engine reported that ``name`` left ``tier``; leaving the host empties its slot too."""
         self.active.pop(name, None)
+        self.pinned.pop(name, None)
         if tier == "host":
             self.host.pop(name, None)
 
@@ -119,3 +146,4 @@ class EngineTiers(msgspec.Struct):
         """The engine's process is new: nothing is resident."""
         self.active.clear()
         self.host.clear()
+        self.pinned.clear()

@@ -9,9 +9,12 @@ from loraledger.events import (
     AdapterRetired,
     AttemptFailed,
     CommandDone,
+    CommandFailed,
     DrainAsked,
     Evict,
     LoadAsked,
+    Move,
+    TiersObserved,
     UnloadAsked,
 )
 from loraledger.gateway.views import (
@@ -236,6 +239,29 @@ def test_contradictions_are_counted_where_they_were_seen() -> None:
     gateway.sample("r1", registered=("base", named(SQL)))
     assert replica(gateway)["drift"] == {"registration_found": 1}
     assert replica(gateway, "r2")["drift"] == {}
+
+
+def test_a_ranking_is_shown_with_how_far_each_of_it_has_come() -> None:
+    pins = tuple(("r1", name) for name in ("sql", "chat", "org/mail"))
+    ranked = msgspec.structs.replace(settings(SQL, CHAT, MAIL), residency="ranked", pins=pins)
+    gateway = DrivenGateway(ranked)
+    gateway.up("r1")
+    assert replica(gateway)["ranking"]["reason"] == "no probe answers, so nothing is pinned and the engine's LRU stays"
+    assert replica(gateway, "r2")["ranking"] is None
+
+    loaded(gateway, "sql")
+    gateway.feed(TiersObserved(gateway.at, "r1", gateway.at, (named(SQL),), (named(SQL),)))
+    ranking = replica(gateway)["ranking"]
+    assert ranking["reason"] is None
+    assert [(pin["adapter"], pin["state"]) for pin in ranking["pins"]] == [
+        ("sql", "asked"),
+        ("chat", "not pinned"),
+        ("org/mail", "not pinned"),
+    ]
+    (move,) = gateway.take(Move)
+    gateway.feed(CommandFailed(gateway.at, move.id, "load_failed: gone", False))
+    first = replica(gateway)["ranking"]["pins"][0]
+    assert (first["state"], first["reason"], first["retry_in_s"]) == ("not pinned", "load_failed: gone", 1.0)
 
 
 def test_an_adapter_that_all_should_hold_names_each_replica_that_lacks_it() -> None:

@@ -44,10 +44,22 @@ def fleet_of(
     policy: str = "bounded-affinity",
     limits: Limits | None = None,
     params: dict[str, float] | None = None,
+    pins: Iterable[tuple[str, str]] = (),
 ) -> FleetSettings:
-    """Settings for replicas ``r1``, ``r2``, ... or the given ones."""
+    """Settings for replicas ``r1``, ``r2``, ... or the given ones. With ``pins`` residency is ranked."""
     specs = tuple(replica(f"r{n + 1}") for n in range(replicas)) if isinstance(replicas, int) else tuple(replicas)
-    return FleetSettings(specs, tuple(adapters), tuple(tenants), "base", policy, params or {}, limits or Limits())
+    ranking = tuple(pins)
+    return FleetSettings(
+        specs,
+        tuple(adapters),
+        tuple(tenants),
+        "base",
+        policy,
+        params or {},
+        limits or Limits(),
+        "ranked" if ranking else "lru",
+        ranking,
+    )
 
 
 class Bench:

@@ -18,6 +18,7 @@ def check(fleet: Fleet, wake_at: int | None) -> None:
     assert wake_at is None or wake_at >= state.now, "the kernel asks to be woken in the past"
     assert 0 <= state.retries <= fleet.settings.limits.retry_burst
     for replica in state.replicas.values():
+        _pins(state, replica)
         _replica_counts(state, replica)
         _replica_loads(state, replica)
     _tenants(state)
@@ -63,6 +64,18 @@ def _replica_counts(state: FleetState, replica: ReplicaState) -> None:
     assert set(replica.tiers.active) <= set(replica.tiers.host)
     assert len(replica.tiers.active) <= replica.tiers.slots
     assert len(replica.tiers.host) <= replica.tiers.host_entries
+
+
+def _pins(state: FleetState, replica: ReplicaState) -> None:
+    sent_for = [pin for pin in replica.pins.values() if pin.engine_name]
+    assert len(sent_for) <= max(0, replica.spec.slots - 1), "no slot is left for the others"
+    assert sum(bool(pin.command) and not pin.leaving for pin in replica.pins.values()) <= 1
+    for name, pin in replica.pins.items():
+        assert not pin.leaving or pin.command
+        assert not pin.command or state.commands[pin.command] == (replica.spec.name, name)
+        assert pin.engine_name or not pin.command
+    tiers = replica.tiers
+    assert set(tiers.pinned) <= set(tiers.active)
 
 
 def _replica_loads(state: FleetState, replica: ReplicaState) -> None:
@@ -121,6 +134,7 @@ def _moments(state: FleetState) -> None:
         past += replica.streamers.values()
         for registration in replica.registrations.values():
             past += [registration.since, registration.started, registration.verified]
+        past += [pin.since for pin in replica.pins.values()]
     assert max(past) <= state.now, "what is remembered has yet to come"
 
 

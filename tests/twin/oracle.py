@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Literal
 
+from loraledger.events import MoveVerb
 from loraledger.twin.events import (
     Activated,
     Died,
@@ -18,6 +20,9 @@ from loraledger.twin.events import (
     LoadDone,
     Loaded,
     LoadFailed,
+    MoveDone,
+    MoveFailed,
+    PinLost,
     Preempted,
     Rejected,
     TokenOut,
@@ -54,7 +59,14 @@ class Forget:
     name: str
 
 
-Call = Submit | Cancel | Register | Forget
+@dataclass(frozen=True)
+class Shift:
+    at: int
+    name: str
+    verb: MoveVerb
+
+
+Call = Submit | Cancel | Register | Forget | Shift
 
 
 @dataclass(eq=False)
@@ -110,6 +122,7 @@ class Oracle:
     batch: list[Entry] = field(default_factory=list)
     host: list[Entry] = field(default_factory=list)
     slots: list[Entry] = field(default_factory=list)
+    pinned: list[Entry] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     cancelled: dict[str, int] = field(default_factory=dict)
     dead: bool = False
@@ -139,6 +152,8 @@ class Oracle:
             self.load(call)
         elif isinstance(call, Forget):
             self.registered.pop(call.name, None)
+        elif isinstance(call, Shift):
+            self.shift(call)
         else:
             for live in [*self.running, *self.waiting]:
                 if live.request.id == call.id:
@@ -189,12 +204,73 @@ class Oracle:
         elif self.too_large(call):
             self.events.append(LoadFailed(self.now, call.name, "too_large"))
         else:
+            self.arrange([])
             self.registrations[call.name] += 1
             entry = Entry(call.name, call.size, call.rank, 0, self.registrations[call.name])
             began = self.now
             self.now = entry.ready = self.use(entry, began)
             self.registered[call.name] = entry
             self.events.append(LoadDone(self.now, call.name, self.now - began))
+
+    def shift(self, call: Shift) -> None:
+        name, verb = call.name, call.verb
+        refused = "engine_unavailable" if self.dead else self.refusal(name, verb)
+        if refused is not None:
+            self.events.append(MoveFailed(call.at if self.dead else self.now, name, verb, refused))
+            return
+        entry, began = self.registered.get(name), self.now
+        if verb == "evict":
+            for copy in [copy for copy in self.host if copy.name == name]:
+                self.leave_slot(copy, "remove")
+                self.host.remove(copy)
+                self.events.append(Evicted(self.now, name, "host", "remove"))
+        elif verb == "unpin":
+            self.pinned = [other for other in self.pinned if other is not entry]
+        elif entry is not None:
+            self.arrange([entry])
+            self.now = self.use(entry, began)
+            if verb == "pin" and entry not in self.pinned:
+                self.pinned.append(entry)
+        self.events.append(MoveDone(self.now, name, verb, self.now - began))
+
+    def refusal(self, name: str, verb: MoveVerb) -> str | None:
+        copies = [copy for copy in self.host if copy.name == name]
+        flying = {live.adapter.name for live in [*self.running, *self.waiting] if live.adapter is not None}
+        entry = self.registered.get(name)
+        if verb == "evict":
+            if name in flying:
+                return "in_use"
+            if any(copy in self.pinned for copy in copies):
+                return "pinned"
+            return None if copies or entry else "unknown_adapter"
+        if entry is None:
+            return "unknown_adapter"
+        if verb == "unpin":
+            return None
+        if len({name} | flying | {other.name for other in self.pinned}) > self.profile.slots:
+            return "slots_busy"
+        if verb == "pin" and len([other for other in self.pinned if other is not entry]) + 1 >= self.profile.slots:
+            return "too_many_pins"
+        return "load_failed" if entry not in self.host and name in self.gone else None
+
+    def arrange(self, batch: list[Entry]) -> None:
+        """Only while something is pinned."""
+        if not self.pinned:
+            return
+        for entry in [*(other for other in self.pinned if other not in batch), *batch]:
+            for held in (self.host, self.slots):
+                if entry in held:
+                    held.remove(entry)
+                    held.append(entry)
+
+    def leave_slot(self, entry: Entry, cause: Literal["lru", "remove"] = "lru", now: int | None = None) -> None:
+        if entry in self.slots:
+            self.slots.remove(entry)
+            at = self.now if now is None else now
+            self.events.append(Evicted(at, entry.name, "gpu", cause))
+            if entry in self.pinned:
+                self.pinned.remove(entry)
+                self.events.append(PinLost(at, entry.name))
 
     def use(self, entry: Entry, now: int) -> int:
         if entry in self.host:
@@ -206,15 +282,13 @@ class Oracle:
             if len(self.host) == self.profile.host_entries:
                 oldest = self.host.pop(0)
                 self.events.append(Evicted(now, oldest.name, "host"))
-                if oldest in self.slots:
-                    self.slots.remove(oldest)
-                    self.events.append(Evicted(now, oldest.name, "gpu"))
+                self.leave_slot(oldest, now=now)
         self.host.append(entry)
         if entry in self.slots:
             self.slots.remove(entry)
         else:
             if len(self.slots) == self.profile.slots:
-                self.events.append(Evicted(now, self.slots.pop(0).name, "gpu"))
+                self.leave_slot(self.slots[0], now=now)
             took = self.profile.activation_ps + self.profile.activation_per_rank_ps * entry.rank
             now += took
             self.events.append(Activated(now, entry.name, took))
@@ -319,6 +393,7 @@ class Oracle:
 
     def execute(self, planned: list[tuple[Live, int]]) -> None:
         end = self.now
+        self.arrange(self.batch)
         for entry in sorted(self.batch, key=Entry.turn):
             if entry not in self.host and entry.name in self.gone:
                 self.die(end, entry)

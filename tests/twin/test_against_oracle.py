@@ -10,10 +10,21 @@ import msgspec
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loraledger.twin.events import LoadDone, LoadFailed, Rejected, TokenOut, TwinEvent, TwinRequest, TwinSample
+from loraledger.events import MoveVerb
+from loraledger.twin.events import (
+    LoadDone,
+    LoadFailed,
+    MoveDone,
+    MoveFailed,
+    Rejected,
+    TokenOut,
+    TwinEvent,
+    TwinRequest,
+    TwinSample,
+)
 from loraledger.twin.profile import TwinProfile, UnifiedRules
 from loraledger.twin.replica import ReplicaTwin
-from twin.oracle import Call, Cancel, Forget, Oracle, Register, Submit
+from twin.oracle import Call, Cancel, Forget, Oracle, Register, Shift, Submit
 from twin.unified_oracle import UnifiedOracle
 
 NAMES = ("ant", "bee", "cow", "doe")
@@ -121,12 +132,13 @@ def unified_profiles(draw: st.DrawFn) -> TwinProfile:
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[Call]:
+    moves = draw(st.sampled_from((0, 3)))
     calls: list[Call] = [Register(0, name, draw(st.integers(0, 20)), draw(st.integers(1, 8))) for name in NAMES]
     at = draw(st.sampled_from((100, 200)))
     open_ids: list[str] = []
     for number in range(draw(st.integers(1, 30))):
         at += draw(st.sampled_from((0, 0, 0, 1, 3, 20, 60)))
-        kind = draw(st.sampled_from(("submit",) * 8 + ("cancel", "register", "forget")))
+        kind = draw(st.sampled_from(("submit",) * 8 + ("cancel", "register", "forget", *("shift",) * moves)))
         if kind == "cancel" and open_ids:
             calls.append(Cancel(at, open_ids.pop(draw(st.integers(0, len(open_ids) - 1)))))
         elif kind == "register":
@@ -134,6 +146,9 @@ def scripts(draw: st.DrawFn) -> list[Call]:
             calls.append(Register(at, name, size, rank, draw(st.booleans())))
         elif kind == "forget":
             calls.append(Forget(at, draw(st.sampled_from(NAMES))))
+        elif kind == "shift":
+            verb: MoveVerb = draw(st.sampled_from(("pin", "pin", "pin", "unpin", "activate", "evict")))
+            calls.append(Shift(at, draw(st.sampled_from(NAMES)), verb))
         else:
             adapter = draw(st.sampled_from((None, *NAMES)))
             prompt, output = draw(st.integers(1, 9)), draw(st.integers(1, 18))
@@ -168,6 +183,8 @@ def give(twin: ReplicaTwin, call: Call) -> None:
         twin.cancel(call.at, call.id)
     elif isinstance(call, Register):
         twin.register(call.at, call.name, call.size, call.rank, call.readable)
+    elif isinstance(call, Shift):
+        twin.move(call.at, call.name, call.verb)
     else:
         twin.forget(call.at, call.name)
 
@@ -239,6 +256,7 @@ def test_blocks_return_and_each_call_ends_once(profile: TwinProfile, calls: list
     twin = ReplicaTwin(profile)
     ended: list[str] = []
     loads: list[str] = []
+    moves: list[tuple[str, str]] = []
     taken: list[TwinEvent] = []
     for call in [*calls, None]:
         while (at := twin.next_at()) is not None and (call is None or at < call.at):
@@ -248,6 +266,7 @@ def test_blocks_return_and_each_call_ends_once(profile: TwinProfile, calls: list
             assert sample.running <= profile.max_seqs
             ended += [e.id for e in taken if isinstance(e, Rejected) or (isinstance(e, TokenOut) and e.finished)]
             loads += [e.name for e in taken if isinstance(e, LoadDone | LoadFailed)]
+            moves += [(e.name, e.verb) for e in taken if isinstance(e, MoveDone | MoveFailed)]
         if isinstance(call, Cancel):
             ended += [call.id] if twin.cancel(call.at, call.id) else []
         elif call is not None:
@@ -256,3 +275,4 @@ def test_blocks_return_and_each_call_ends_once(profile: TwinProfile, calls: list
     assert (end.running, end.waiting, end.kv_used_blocks, end.active) == (0, 0, 0, ())
     assert sorted(ended) == sorted(call.request.id for call in calls if isinstance(call, Submit))
     assert sorted(loads) == sorted(call.name for call in calls if isinstance(call, Register))
+    assert sorted(moves) == sorted((call.name, call.verb) for call in calls if isinstance(call, Shift))

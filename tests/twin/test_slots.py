@@ -5,7 +5,7 @@ from collections import Counter, OrderedDict
 
 import pytest
 
-from loraledger.twin.events import Activated, Loaded, TwinEvent, TwinRequest
+from loraledger.twin.events import Activated, Evicted, Loaded, TwinEvent, TwinRequest
 from loraledger.twin.profile import TwinProfile
 from loraledger.twin.replica import ReplicaTwin
 from loraledger.twin.requests import PLACE, Adapter
@@ -15,14 +15,16 @@ ORDERED = [adapter.name for adapter in sorted((Adapter(c, c, 0, 1) for c in "abc
 """Names in the order in which a step uses them."""
 
 
-def activated_when(leaving: str, joining: str, slots: int = 4) -> list[str]:
-    """Four adapters run; while ``leaving`` ends, ``joining`` comes. What the step moves in which it joins."""
+def activated_when(leaving: str, joining: str, slots: int = 4, pinned: bool = False) -> list[str]:
+    """Four adapters run, perhaps one of them pinned; while ``leaving`` ends, ``joining`` comes. What the step of that moves."""
     running = [name for name in ORDERED[1:6] if name != joining][:4]
     twin = ReplicaTwin(TwinProfile(slots=slots, activation_ps=10))
     for name in (joining, *running, *["idle"] * (slots - 4)):
         twin.register(0, name, 0, 1)
     at = 10**13
     twin.advance(at)
+    if pinned:
+        twin.move(at, running[0], "pin")
     for name in running:
         twin.submit(at, TwinRequest(name, name, 1, 2 if name == leaving else 9))
     twin.advance(at)
@@ -43,6 +45,33 @@ def test_an_adapter_that_comes_after_the_one_that_left_moves_alone() -> None:
     _, one, _, three, four, last = ORDERED[:6]
     assert activated_when(leaving=one, joining=last) == [last]
     assert activated_when(leaving=three, joining=four) == [four]
+
+
+def test_beside_a_pin_nobody_of_the_batch_is_moved() -> None:
+    first, *_, four, _ = ORDERED[:6]
+    assert activated_when(leaving=four, joining=first, pinned=True) == [first]
+
+
+def test_what_runs_is_still_passed_over_after_the_last_pin_has_gone() -> None:
+    twin = ReplicaTwin(TwinProfile(slots=3, host_entries=9, activation_ps=10))
+    for name in ("pinned", "long", "b"):
+        twin.register(0, name, 0, 1)
+    for name in "cd":
+        twin.register(0, name, 0, 1)
+    for name in ("pinned", "long", "b"):
+        twin.move(0, name, "activate")
+    at, events = 10**13, twin.advance(10**13)
+    twin.move(at, "pinned", "pin")
+    twin.submit(at, TwinRequest("long", "long", 1, 900))
+    twin.advance(at + 1)
+    twin.move(at + 2, "pinned", "unpin")
+    events.clear()
+    for name in "bcd":
+        twin.submit(at + 3, TwinRequest(name, name, 1, 1))
+        at += 10**12
+        events += twin.advance(at)
+    assert twin.sample(at).active == ("long",)
+    assert [event.name for event in events if isinstance(event, Evicted)] == ["pinned", "b"]
 
 
 def test_with_a_slot_to_spare_nobody_of_the_batch_is_moved() -> None:

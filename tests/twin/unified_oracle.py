@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from loraledger.events import MoveVerb
 from loraledger.twin.events import Activated, Evicted, Loaded, Rejected, TwinRequest
 from twin.oracle import Call, Cancel, Entry, Live, Oracle, Register
 
@@ -44,6 +45,9 @@ class UnifiedOracle(Oracle):
         took = self.profile.load_overhead_ps + entry.size * 10**12 // self.profile.load_bytes_per_s
         self.events.append(Loaded(now + took, entry.name, took))
         return now + took
+
+    def refusal(self, name: str, verb: MoveVerb) -> str | None:
+        return "not_modelled"
 
     def take(self, call: Call) -> None:
         super().take(call)

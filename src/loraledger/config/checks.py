@@ -54,7 +54,7 @@ def problems(settings: Settings) -> list[Problem]:
 
 def warnings(settings: Settings) -> list[str]:
     """What works and is probably not meant, one sentence each."""
-    return [*_fleet_warnings(settings), *_grant_warnings(settings)]
+    return [*_fleet_warnings(settings), *_residency_warnings(settings), *_grant_warnings(settings)]
 
 
 def _base(settings: Settings) -> Iterator[Problem]:
@@ -190,6 +190,19 @@ def _fleet_warnings(settings: Settings) -> Iterator[str]:
             f"adapters.list: {pinned} adapters are pinned and the smallest replica has {fewest} slots: "
             "together they may leave none for the others"
         )
+
+
+def _residency_warnings(settings: Settings) -> Iterator[str]:
+    policy = settings.policy
+    if policy.pins is not None and policy.residency != "ranked":
+        yield "policy.pins: is not read, because policy.residency is lru: set it to ranked, or leave pins out"
+    ranked = {replica for replica, _ in settings.ranking}
+    for index, replica in enumerate(settings.replicas):
+        at = f"replicas[{index}]"
+        if replica.name in ranked and replica.probe is None:
+            yield f"{at}.probe: is not set, so nothing is pinned on {replica.name!r} and its LRU stays"
+        elif replica.name in ranked and replica.slots == 1:
+            yield f"{at}.slots: the only slot serves all adapters, so nothing is pinned on {replica.name!r}"
 
 
 def _grant_warnings(settings: Settings) -> Iterator[str]:

@@ -26,6 +26,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     Strict,
     WithJsonSchema,
     model_validator,
@@ -34,6 +35,7 @@ from pydantic import (
 from loraledger import units
 from loraledger.config import checks
 from loraledger.config.paths import LocalPath
+from loraledger.config.pins import Ranking, ranking_of
 from loraledger.config.secrets import SecretRef
 
 MAX_RANKS: Final = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -292,6 +294,13 @@ class Policy(Section):
 
     name: str = _setting("bounded-affinity", "Name of the placement policy.")
     params: dict[str, Number] = _setting({}, "Parameters of the policy, by name.")
+    residency: Literal["lru", "ranked"] = _setting(
+        "lru",
+        "What stays in the slots: lru, what the engines keep; ranked, the best adapters of pins, where a probe answers.",
+    )
+    pins: LocalPath | None = _setting(
+        None, "Residency ranking that ranked goes by: a file as loraledger advise --pins writes it. Read at the start."
+    )
 
 
 class Limits(Section):
@@ -368,9 +377,17 @@ class Settings(Section):
     limits: Limits = _setting({}, "Limits of this gateway.")
     record: Record = _setting({}, "What is written down.")
 
+    _ranking: Ranking = PrivateAttr(())
+
+    @property
+    def ranking(self) -> Ranking:
+        """The content of ``policy.pins``; empty where it does not count."""
+        return self._ranking
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = checks.problems(self)
+        self._ranking, faults = ranking_of(self)
+        problems = [*checks.problems(self), *faults]
         if problems:
             raise checks.InconsistentError(problems)
         return self

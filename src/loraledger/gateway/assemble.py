@@ -6,6 +6,7 @@ This is the one place that knows both the configuration's words and the rooms' w
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 
 from loraledger.adapters import Catalog
@@ -38,6 +39,8 @@ def fleet_settings(settings: Settings, catalog: Catalog) -> FleetSettings:
             limits.park,
             limits.loads_per_minute,
         ),
+        residency=settings.policy.residency,
+        pins=settings.ranking,
     )
 
 
@@ -112,8 +115,11 @@ def target_of(replica: Replica, settings: Settings, secrets: Secrets) -> Replica
 
 
 def config_digest(settings: Settings) -> str:
-    """Twelve hex digits that change when any setting does."""
-    return hashlib.sha256(settings.model_dump_json(by_alias=True).encode()).hexdigest()[:12]
+    """Twelve hex digits that change when any setting does, or the ranking that one of them names."""
+    said = settings.model_dump_json(by_alias=True)
+    if settings.ranking:
+        said += json.dumps(settings.ranking)
+    return hashlib.sha256(said.encode()).hexdigest()[:12]
 
 
 def _replica_spec(replica: Replica) -> ReplicaSpec:

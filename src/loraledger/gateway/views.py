@@ -37,6 +37,8 @@ _STATES: Final[Mapping[str, str]] = {
     "unknown": "not seen since the replica was lost",
 }
 
+UNPROBED: Final = "no probe answers, so nothing is pinned and the engine's LRU stays"
+
 
 def replicas_view(state: FleetState, now: int) -> Iterator[View]:
     """Every replica, in configured order."""
@@ -63,6 +65,7 @@ def replica_view(state: FleetState, name: str, now: int) -> View:
             _believed(replica, len(replica.tiers.host)), tier_source(replica), _tier_age(state, replica, now)
         ),
         "pinned": None if replica.observed is None else list(replica.observed.pinned),
+        "ranking": _ranking_view(replica, now),
         "tier_unknown": sum(not r.known for r in replica.registrations.values() if r.state == "registered"),
         "loading": replica.loading,
         "wanted": list(replica.wanted),
@@ -211,6 +214,22 @@ def _tier_figure(tier: HitClass, replica: ReplicaState, age: int | None) -> View
 
 def _tier_age(state: FleetState, replica: ReplicaState, now: int) -> int | None:
     return _age(_last_use(state, replica) if replica.observed is None else replica.observed.as_of, now)
+
+
+def _ranking_view(replica: ReplicaState, now: int) -> View | None:
+    """What the residency ranking would have pinned there, the best first, and how far it has come; ``None``: there is none."""
+    if not replica.pins:
+        return None
+    pins = [
+        {
+            "adapter": adapter,
+            "state": "asked" if pin.command else "pinned" if pin.engine_name else "not pinned",
+            "reason": pin.reason,
+            "retry_in_s": _seconds(pin.retry_at - now) if now < pin.retry_at != FOREVER else None,
+        }
+        for adapter, pin in replica.pins.items()
+    ]
+    return {"reason": UNPROBED if replica.observed is None else None, "pins": pins}
 
 
 def _ghosts(replica: ReplicaState) -> list[View]:

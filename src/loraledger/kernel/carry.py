@@ -49,6 +49,10 @@ def _carry_replica(before: ReplicaState, replica: ReplicaState, now: int) -> Non
         learnt.refresh(now)
         setattr(replica, figure, learnt)
     replica.drift, replica.draining = before.drift, before.draining
+    for name, pin in before.pins.items():
+        if pin.engine_name:  # what the ranking no longer names is unpinned
+            pin.ranked = name in replica.pins
+            replica.pins[name] = pin
     same = (before.spec.slots, before.spec.host_entries) == (replica.spec.slots, replica.spec.host_entries)
     if same:
         replica.tiers, replica.registrations, replica.stale = before.tiers, before.registrations, before.stale

@@ -7,7 +7,7 @@ forgets the name again, nothing is learnt of it, and those who waited are routed
 from __future__ import annotations
 
 from loraledger import events as ev
-from loraledger.kernel import failures, loads, replicas, routing
+from loraledger.kernel import failures, loads, pins, replicas, routing
 from loraledger.kernel.fresh import declare, desire
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.state import Turn
@@ -53,11 +53,15 @@ def load_asked(turn: Turn, policy: Policy, event: ev.LoadAsked) -> None:
 
 def unload_asked(turn: Turn, policy: Policy, event: ev.UnloadAsked) -> None:
     """An operator wants the replica to forget the adapter's name."""
-    loads.forget(turn, turn.state.replicas[event.replica], event.adapter)
+    replica = turn.state.replicas[event.replica]
+    if replica.pins:
+        pins.release(turn, replica, event.adapter)
+    loads.forget(turn, replica, event.adapter)
 
 
 def command_done(turn: Turn, policy: Policy, event: ev.CommandDone) -> None:
-    """A load or an unload was carried out."""
+    """A command was carried out."""
+    pins.answered(turn, event.command, None)
     found = _current(turn, event.command)
     if found is None:
         return
@@ -73,11 +77,14 @@ def command_done(turn: Turn, policy: Policy, event: ev.CommandDone) -> None:
     else:
         waiters = loads.loaded(turn, replica, name, event.took)
         routing.dispatch_waiters(turn, policy, replica, name, waiters)
+    if replica.pins:
+        pins.keep(turn, replica)
     routing.pump(turn, policy)
 
 
 def command_failed(turn: Turn, policy: Policy, event: ev.CommandFailed) -> None:
-    """A load or an unload was refused, or broke."""
+    """A command was refused, or broke."""
+    pins.answered(turn, event.command, (event.reason, event.permanent))
     found = _current(turn, event.command)
     if found is None:
         return
@@ -91,6 +98,8 @@ def command_failed(turn: Turn, policy: Policy, event: ev.CommandFailed) -> None:
     else:
         waiters = loads.load_failed(turn, replica, name, event.reason, event.permanent)
         routing.resettle_waiters(turn, policy, waiters, event.reason)
+    if replica.pins:
+        pins.keep(turn, replica)
     replicas.hold_desired(turn)
     routing.pump(turn, policy)
 
@@ -119,6 +128,8 @@ def _withdraw(turn: Turn, name: str) -> list[str]:
     """
     waiters: list[str] = []
     for replica in turn.state.replicas.values():
+        if replica.pins:
+            pins.release(turn, replica, name)
         loads.forget(turn, replica, name)
         registration = replica.registrations.get(name)
         if registration is not None and registration.state != "loading":

@@ -110,7 +110,8 @@ def stand(state: FleetState, replica: ReplicaState) -> Standing:
     taken = len(active) + len(replica.wanted) + (replica.loading is not None) - spec.slots
     victim, again = None, 0
     if taken >= 0:
-        name = next(islice(active, min(taken, max(0, len(active) - 1)), None), "")
+        order = replica.tiers.leaving() if replica.tiers.pinned else active
+        name = next(islice(order, min(taken, max(0, len(active) - 1)), None), "")
         victim = state.adapters.get(name.rpartition("@")[0])
         if victim is not None:
             again = spec.activation + load_time(replica, victim.spec.bytes)

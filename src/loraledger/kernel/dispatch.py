@@ -113,22 +113,26 @@ def _unblock(turn: Turn, replica: ReplicaState, name: str) -> None:
     del replica.blocked[name]
     registration = replica.registrations.get(name)
     if registration is not None:
-        replica.tiers.touch(_running(replica))
+        replica.tiers.arrange(_running(replica))
         _move(turn, replica, name, registration, replica.tiers.use, "request")
 
 
 def use(turn: Turn, replica: ReplicaState, name: str, registration: Registration, cause: str) -> None:
     """Advance the believed tiers by one use of a registered adapter, and note what that moved.
 
-    While other requests in flight hold all slots a request waits in the engine and a load call ends on the host.
+    While other requests in flight hold all slots a request waits in the engine and a load call ends on the host. A pin gives way to
+    a request, not to a load call.
     """
     tiers = replica.tiers
     if registration.engine_name in tiers.active:
         _move(turn, replica, name, registration, tiers.use, cause)
         return
     running = _running(replica)
-    tiers.touch(running)  # each step did, but only now does it matter
-    if len(running) < tiers.slots:
+    tiers.arrange(running)  # each step did, but only now does it matter
+    held = len(running)
+    if tiers.pinned and cause == "load":
+        held += sum(pinned not in running for pinned in tiers.pinned)
+    if held < tiers.slots:
         _move(turn, replica, name, registration, tiers.use, cause)
     elif cause == "load":
         _move(turn, replica, name, registration, tiers.fetch, cause)

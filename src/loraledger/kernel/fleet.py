@@ -13,7 +13,7 @@ from heapq import heappop
 import msgspec
 
 from loraledger import events as ev
-from loraledger.kernel import catalog, failures, fairness, loads, observing, replicas, requests, routing
+from loraledger.kernel import catalog, failures, fairness, loads, observing, pins, replicas, requests, routing
 from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.policy import Policy
@@ -154,6 +154,7 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
         replica.prefill_out = replica.decode_out = replica.stall_out = replica.kv_own = 0
         replica.own_at_mark = replica.kv_at_mark = replica.foreign = replica.foreign_kv = 0
         loads.lose(turn, replica, "gateway restarted")
+        pins.unhear(replica)
         replica.up, replica.doubted, replica.shunned, replica.reason = False, 0, False, "not contacted yet"
         replica.reckon()
         replica.exit_suspects.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from loraledger.events import AdapterSpec
 from loraledger.kernel.estimates import Estimate
+from loraledger.kernel.pin import Pin
 from loraledger.kernel.rendezvous import seed_of
 from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, TenantState
@@ -22,6 +23,7 @@ def fresh_state(settings: FleetSettings) -> FleetState:
                 load_ratio=Estimate(1.0),
                 seed=seed_of(spec.name),
                 kv_tokens=spec.kv_tokens,
+                pins=_ranking(settings, spec.name),
             )
             for spec in settings.replicas
         },
@@ -34,6 +36,12 @@ def fresh_state(settings: FleetSettings) -> FleetState:
     for spec in settings.adapters:
         declare(state, spec)
     return state
+
+
+def _ranking(settings: FleetSettings, replica: str) -> dict[str, Pin]:
+    if settings.residency != "ranked":
+        return {}
+    return {adapter: Pin() for where, adapter in settings.pins if where == replica}
 
 
 def declare(state: FleetState, spec: AdapterSpec) -> AdapterState:

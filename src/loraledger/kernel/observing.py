@@ -26,6 +26,7 @@ from loraledger.events import (
     StepsObserved,
     TiersObserved,
 )
+from loraledger.kernel import pins
 from loraledger.kernel.observed import Observed, keep
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import SECOND
@@ -47,6 +48,8 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
     known = replica.observed
     if known is not None and event.as_of > known.moved + MOVING and _contradict(turn, replica, lists, event.as_of):
         turn.drift(replica, "residency")
+    if lists.pinned:
+        lists.arrange([name for name in lists.active if name.rpartition("@")[0] in replica.adapters])
     for engine_name in _sent_since(turn, replica, replica.tiers.host, event.as_of):
         if replica.tiers.tier(engine_name) == "gpu":  # else it waits for a slot, or was pushed out of it again
             lists.use(engine_name)
@@ -62,6 +65,8 @@ def tiers(turn: Turn, policy: Policy, event: TiersObserved) -> None:
     replica.observed.host_bytes = dict(zip(event.host, event.host_bytes, strict=False))
     for registration in replica.registrations.values():
         registration.known = True
+    if replica.pins:
+        pins.told(turn, replica)
 
 
 def loaded(turn: Turn, policy: Policy, event: LoadObserved) -> None:
@@ -138,6 +143,7 @@ def _lists(replica: ReplicaState, event: TiersObserved) -> EngineTiers:
     lists = EngineTiers(max(slots, len(event.active)), max(entries, slots, len(event.host)))
     lists.host.update(dict.fromkeys(event.host))
     lists.active.update((name, None) for name in event.active if name in lists.host)
+    lists.pinned.update((name, None) for name in event.pinned if name in lists.active)
     return lists
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loraledger.events import Evict, ReplicaDown, ReplicaSampled, ReplicaUp, parse_engine_name
-from loraledger.kernel import failures, loads
+from loraledger.kernel import failures, loads, pins
 from loraledger.kernel.observed import Activity
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.rendezvous import weight
@@ -219,6 +219,8 @@ def _empty(replica: ReplicaState) -> None:
     replica.tiers.clear()
     replica.blocked.clear()
     replica.observed = replica.floor = None
+    if replica.pins:
+        pins.forget(replica)
     for registration in replica.registrations.values():
         registration.known = False
         registration.generation = 0

@@ -44,6 +44,8 @@ def _replica(replica: ReplicaState, back: int) -> None:
         _move(figure, back, "at")
     for registration in replica.registrations.values():
         _move(registration, back, "since", "started", "retry_at", "verified")
+    for pin in replica.pins.values():
+        _move(pin, back, "since", "lost", "retry_at")
     if replica.floor is not None:
         replica.floor = msgspec.structs.replace(replica.floor, at=_earlier(replica.floor.at, back))
 

@@ -68,6 +68,10 @@ class FleetSettings(msgspec.Struct, frozen=True, array_like=True):
     policy: str = "bounded-affinity"
     params: dict[str, float] = {}
     limits: Limits = Limits()
+    residency: str = "lru"
+    """``ranked``: the best of ``pins`` are kept in slots where a probe answers. Else the engine's LRU alone decides."""
+    pins: tuple[tuple[str, str], ...] = ()
+    """The residency ranking: replica and adapter, for each replica the best first."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -15,6 +15,7 @@ from loraledger.events import AdapterSpec, Command, Decision, FloorObserved, Res
 from loraledger.kernel.estimates import Estimate
 from loraledger.kernel.holding import Holding
 from loraledger.kernel.observed import Activity, Observed
+from loraledger.kernel.pin import Pin
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
 from loraledger.kernel.shares import Shares
@@ -137,6 +138,8 @@ class ReplicaState(msgspec.Struct):
     """``None``: it has no probe, or none that answers; then its tiers are belief."""
     floor: FloorObserved | None = None
     """What its memory was divided into, by the probe."""
+    pins: dict[str, Pin] = {}
+    """By adapter, what its residency ranking would have pinned, best first; empty without one."""
     activity: Activity = msgspec.field(default_factory=Activity)
     standing: Standing | None = None
     """Kept as long as nothing happens there that it rests on."""

@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from loraledger.events import MoveVerb
+
 
 class TwinRequest(msgspec.Struct, frozen=True, gc=False):
     """One request: generates exactly ``output_tokens`` (at least 1) after ``prompt_tokens`` (at least 1).
@@ -83,11 +85,40 @@ class Activated(msgspec.Struct, frozen=True, gc=False):
 
 
 class Evicted(msgspec.Struct, frozen=True, gc=False):
-    """An adapter left ``tier``. Leaving the host also empties its slot: then both are reported, slot first."""
+    """An adapter left ``tier``. Leaving the host also empties its slot: then both are reported, slot first.
+
+    ``cause``: room for another (``lru``), or a ``move`` (``remove``).
+    """
 
     at: int
     name: str
     tier: Literal["gpu", "host"]
+    cause: Literal["lru", "remove"] = "lru"
+
+
+class MoveDone(msgspec.Struct, frozen=True, gc=False):
+    """A ``move`` was carried out; what it moved is told before it."""
+
+    at: int
+    name: str
+    verb: MoveVerb
+    took: int
+
+
+class MoveFailed(msgspec.Struct, frozen=True, gc=False):
+    """A ``move`` was refused and changed nothing. ``reason``: the probe's code; ``not_modelled`` where there are no slots."""
+
+    at: int
+    name: str
+    verb: MoveVerb
+    reason: str
+
+
+class PinLost(msgspec.Struct, frozen=True, gc=False):
+    """A batch needed every slot: the pin of this adapter gives way, and it leaves its slot next."""
+
+    at: int
+    name: str
 
 
 class Died(msgspec.Struct, frozen=True, gc=False):
@@ -98,7 +129,12 @@ class Died(msgspec.Struct, frozen=True, gc=False):
     lost: tuple[str, ...]
 
 
-TwinEvent = TokenOut | Rejected | Preempted | LoadDone | LoadFailed | Loaded | Activated | Evicted | Died
+# fmt: off
+TwinEvent = (
+    TokenOut | Rejected | Preempted | LoadDone | LoadFailed | Loaded | Activated | Evicted
+    | MoveDone | MoveFailed | PinLost | Died
+)
+# fmt: on
 
 
 class TwinSample(msgspec.Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import ClassVar
 
-from loraledger.events import Tier
+from loraledger.events import MoveVerb, Tier
 from loraledger.twin.decodes import Decodes
 from loraledger.twin.events import TokenOut, TwinEvent
 from loraledger.twin.profile import TwinProfile
@@ -89,6 +89,21 @@ class Layout(ABC):
     @abstractmethod
     def load(self, adapter: Adapter, now: int, out: list[TwinEvent]) -> int:
         """A load call from ``now`` on; returns when it is done. It holds the engine."""
+
+    def move(
+        self,
+        name: str,
+        adapter: Adapter | None,
+        verb: MoveVerb,
+        in_flight: Collection[str],
+        now: int,
+        out: list[TwinEvent],
+    ) -> int | str:
+        """A command of the probe, from ``now`` on; returns when it is done, or why it is refused. It holds the engine.
+
+        ``adapter`` is registered under ``name``, if anything is; ``in_flight``: names of adapters with open requests.
+        """
+        return "not_modelled"
 
     @abstractmethod
     def tier(self, adapter: Adapter) -> Tier:

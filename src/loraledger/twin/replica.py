@@ -24,12 +24,14 @@ from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 
-from loraledger.events import Tier
+from loraledger.events import MoveVerb, Tier
 from loraledger.twin.decodes import elapsed, steps_to
 from loraledger.twin.events import (
     Died,
     LoadDone,
     LoadFailed,
+    MoveDone,
+    MoveFailed,
     Rejected,
     TwinEvent,
     TwinRequest,
@@ -73,7 +75,7 @@ class ReplicaTwin:
         self._seen_ps = -1  # up to where steps have begun
         self._start_ps = 0  # when the first step of the run in flight began
         self._end_ps: int | None = None  # when the run or load in flight ends
-        self._loading: tuple[Adapter, int] | None = None
+        self._loading: Callable[[int], None] | None = None  # what the call that holds the engine does at its end
 
     # --- what happens to the engine -----------------------------------------------------------------------------------
 
@@ -126,6 +128,17 @@ class ReplicaTwin:
         """An unload call: only the name is forgotten. Running requests go on, bytes stay in the tiers until their turn."""
         self._check_time(at)
         self._put(at, partial(self._unregister, name))
+
+    def move(self, at: int, name: str, verb: MoveVerb) -> None:
+        """A command of the probe inside: into a slot, out of both tiers, pinned, unpinned.
+
+        Ends in ``MoveDone`` or ``MoveFailed``.
+        """
+        self._check_time(at)
+        if self.dead:
+            self._early.append(MoveFailed(at, name, verb, "engine_unavailable"))
+        else:
+            self._put(at, partial(self._begin_move, name, verb))
 
     # --- what it does -------------------------------------------------------------------------------------------------
 
@@ -217,8 +230,9 @@ class ReplicaTwin:
         self._now_ps = now
         if self._end_ps is not None:
             self._end_ps = None
-            if self._loading is not None:
-                self._loaded(now, *self._loading)
+            loading, self._loading = self._loading, None
+            if loading is not None:
+                loading(now)
             else:
                 for request in layout.complete(now, self._out):
                     self._over(request)
@@ -265,8 +279,7 @@ class ReplicaTwin:
             layout.steps = steps
             self._end_ps = start + elapsed(steps, first, growth)
 
-    def _loaded(self, end: int, adapter: Adapter, took: int) -> None:
-        self._loading = None
+    def _loaded(self, adapter: Adapter, took: int, end: int) -> None:
         adapter.ready_ps = end
         self._registered[adapter.name] = adapter
         self._out.append(LoadDone(end, adapter.name, took))
@@ -332,7 +345,23 @@ class ReplicaTwin:
             return
         self._generations[name] = generation
         self._end_ps = self._layout.load(adapter, self._now_ps, self._out)
-        self._loading = adapter, self._end_ps - self._now_ps
+        self._loading = partial(self._loaded, adapter, self._end_ps - self._now_ps)
+
+    def _begin_move(self, name: str, verb: MoveVerb) -> None:
+        now = self._now_ps
+        if self.dead:
+            self._out.append(MoveFailed(now, name, verb, "engine_unavailable"))
+            return
+        end = self._layout.move(name, self._registered.get(name), verb, self._in_flight, now, self._out)
+        if isinstance(end, str):
+            self._out.append(MoveFailed(now, name, verb, end))
+        elif end == now:
+            self._out.append(MoveDone(now, name, verb, 0))
+        else:
+            self._end_ps, self._loading = end, partial(self._moved, name, verb, end - now)
+
+    def _moved(self, name: str, verb: MoveVerb, took: int, end: int) -> None:
+        self._out.append(MoveDone(end, name, verb, took))
 
     def _unregister(self, name: str) -> None:
         self._registered.pop(name, None)

@@ -17,9 +17,9 @@ Steps are a run while no prompt is computed and nobody who waits could join: unt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from loraledger.events import Tier
+from loraledger.events import MoveVerb, Tier
 from loraledger.twin.events import Preempted, TwinEvent
 from loraledger.twin.layout import Layout
 from loraledger.twin.prefix import PrefixCache
@@ -80,6 +80,19 @@ class SlotsLayout(Layout):
     def load(self, adapter: Adapter, now: int, out: list[TwinEvent]) -> int:
         """Disk to host to slot."""
         return self._store.load(adapter, self.batch, self._left, now, out)
+
+    def move(
+        self,
+        name: str,
+        adapter: Adapter | None,
+        verb: MoveVerb,
+        in_flight: Collection[str],
+        now: int,
+        out: list[TwinEvent],
+    ) -> int | str:
+        """As ``loraledger-probe`` does it in vLLM."""
+        refused = self._store.refusal(name, adapter, verb, in_flight)
+        return refused or self._store.move(name, adapter, verb, self.batch, self._left, now, out)
 
     def add(self, at: int, request: Request) -> None:
         """A request joins the line."""

@@ -152,13 +152,12 @@ def test_scrapes_carry_what_the_engine_itself_publishes() -> None:
     assert 0 < fleet.replicas["r1"].counts().kv_used_max <= 30
 
 
-def test_moves_fail_because_a_twin_has_no_such_call() -> None:
-    for observation, reason in ((Observation(), "no_probe"), (PROBED, "not_modelled")):
-        fleet = VirtualFleet(settings_for(1, adapters(1)), {"r1": PROFILE}, observation)
-        tap = Tap(fleet)
-        fleet.run([Request(0, "acme", "a0", 10, 2)])
-        fleet.conductor.feed(ev.MoveAsked(fleet.now, "a0", "r1", "pin"))
-        assert [event.reason for event in of(tap, ev.CommandFailed)] == [reason]
+def test_moves_fail_where_no_probe_is_seen() -> None:
+    fleet = VirtualFleet(settings_for(1, adapters(1)), {"r1": PROFILE})
+    tap = Tap(fleet)
+    fleet.run([Request(0, "acme", "a0", 10, 2)])
+    fleet.conductor.feed(ev.MoveAsked(fleet.now, "a0", "r1", "pin"))
+    assert [event.reason for event in of(tap, ev.CommandFailed)] == ["no_probe"]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def ground(
 def changed(*texts: str, policies: tuple[str, ...] = ()) -> Changes:
     (found,) = combinations(parse_axes(policies, texts), "bounded-affinity")
     return found
+
+
+def ranking(folder: Path, *pins: tuple[str, str]) -> Path:
+    """A file that ranks ``pins``."""
+    path = folder / f"{'-'.join(adapter for _, adapter in pins)}.json"
+    listed = [{"replica": where, "adapter": adapter} for where, adapter in pins]
+    path.write_text(json.dumps({"schema_version": 1, "kind": "pins", "pins": listed}), encoding="utf-8")
+    return path
 
 
 def only(built: Scenario) -> TwinProfile:
@@ -291,12 +300,62 @@ def test_every_key_changes_something(tmp_path: Path, key: str) -> None:
     values = {"policy": "least-loaded", "profile": DEFAULT, "max_rank": "32", "limits.retry_ratio": "0.5"}
     times = ("queue_deadline", "load_backoff", "load_backoff_max", "park")
     text = values.get(key, "3s" if key.rpartition(".")[2] in times else "65")
+    first, second = (ranking(tmp_path, ("r1", name)) for name in "ab")
+    text, *more = {"residency": ("ranked", f"pins={first}"), "pins": (str(second), "residency=ranked")}.get(
+        key, (text,)
+    )
+    before = ["residency=ranked", f"pins={first}"] if key == "pins" else []
     base = ground(tmp_path, replica(), replica("r2"), profile=MEASURED)
     plain, built = (
         msgspec.structs.replace(scenario(base, changes), label="", warnings=())
-        for changes in (Changes(), changed(f"{key}={text}"))
+        for changes in (changed(*before), changed(f"{key}={text}", *more))
     )
     assert built != plain
+
+
+def test_a_ranking_is_that_of_the_settings_unless_another_is_tried(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "policy": {"residency": "ranked", "pins": str(ranking(tmp_path, ("r1", "a")))},
+        "adapters": {"folder": "adapters"},
+    }
+    base = ground(tmp_path, replica(), replica("r2"), **sections)
+    own = scenario(base, Changes()).settings
+    assert (own.residency, own.pins) == ("ranked", (("r1", "a"),))
+    lru = scenario(base, changed("residency=lru")).settings
+    assert (lru.residency, lru.pins) == ("lru", ())
+    other = ranking(tmp_path, ("r2", "b"), ("r1", "c"))
+    assert scenario(base, changed(f"pins={other}")).settings.pins == (("r2", "b"), ("r1", "c"))
+    assert scenario(base, changed(f"pins={other}", "replicas=1")).settings.pins == (("r2", "b"), ("r1", "c"))
+
+
+def test_a_ranking_that_the_settings_do_not_use_is_read_when_ranked_is_tried(tmp_path: Path) -> None:
+    base = ground(tmp_path, policy={"pins": str(ranking(tmp_path, ("r1", "a")))})
+    assert scenario(base, Changes()).settings.residency == "lru"
+    assert scenario(base, changed("residency=ranked")).settings.pins == (("r1", "a"),)
+
+
+def test_ranked_without_a_ranking_that_fits_is_refused(tmp_path: Path) -> None:
+    base = ground(tmp_path)
+    with pytest.raises(ConfigError, match=r"^residency=ranked: residency=ranked takes a ranking: give --set pins=FILE"):
+        scenario(base, changed("residency=ranked"))
+    with pytest.raises(ConfigError, match=r"nowhere\.json cannot be read"):
+        scenario(base, changed("residency=ranked", f"pins={tmp_path / 'nowhere.json'}"))
+    strange = ranking(tmp_path, ("r7", "a"))
+    with pytest.raises(ConfigError, match=r"pins\[0\]: 'r7' is no replica; known: r1"):
+        scenario(base, changed("residency=ranked", f"pins={strange}"))
+    with pytest.raises(ValueError, match=r"^--set residency=best: lru or ranked is wanted$"):
+        changed("residency=best")
+
+
+def test_where_a_ranking_comes_to_nothing_a_warning_says_so(tmp_path: Path) -> None:
+    changes = changed("residency=ranked", f"pins={ranking(tmp_path, ('r1', 'a'))}", "replicas=2")
+    base = ground(tmp_path)
+    assert "residency=ranked pins nothing where no probe is seen: give --probe to replay it" in (
+        scenario(base, changes).warnings
+    )
+    probed = scenario(replace(base, observation=Observation(probe=True)), changes)
+    assert "the ranking says nothing of r1+2: LRU stays there" in probed.warnings
+    assert not any("no probe" in text for text in probed.warnings)
 
 
 @pytest.mark.parametrize("policy", policy_names())

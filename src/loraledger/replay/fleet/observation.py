@@ -42,6 +42,8 @@ from loraledger.twin.events import (
     Evicted,
     LoadDone,
     Loaded,
+    MoveDone,
+    PinLost,
     Preempted,
     Rejected,
     TokenOut,
@@ -131,6 +133,7 @@ class Probe:
         self._host: dict[str, int] = {}  # name to copies: a name registered anew is another copy
         self._active: dict[str, int] = {}
         self._running: dict[str, int] = {}
+        self._pinned: dict[str, None] = {}
 
     def start(self, now: int) -> list[ev.Event]:
         """The replica came up: what a first look shows."""
@@ -259,6 +262,12 @@ class Probe:
                 self._moves.pop(event.name, None)  # a load call brought it, and no request waited in that step
                 self._moved = -1
                 return False
+            case MoveDone():
+                self._moves.pop(event.name, None)  # no request waited for it either
+                self._moved = -1
+                return self._commanded(event)
+            case PinLost():
+                self._pinned.pop(event.name, None)
             case Preempted():
                 self._uses[event.id].preemptions += 1
                 return False
@@ -284,14 +293,22 @@ class Probe:
         else:
             held.pop(event.name, None)
         follows = self._untold[0] if self._untold else None
-        if event.tier == "gpu" and follows == Evicted(event.at, event.name, "host"):
+        if event.tier == "gpu" and follows == Evicted(event.at, event.name, "host", event.cause):
             return  # leaving the host empties the slot: that is told once
-        out.append(ev.EvictionObserved(now, self._replica, event.name, event.tier, "lru"))
+        out.append(ev.EvictionObserved(now, self._replica, event.name, event.tier, event.cause))
+
+    def _commanded(self, event: MoveDone) -> bool:
+        """Whether a command changed the pins; what else it did was told with each move."""
+        if event.verb == "pin":
+            self._pinned[event.name] = None
+        elif event.verb == "unpin":
+            self._pinned.pop(event.name, None)
+        return event.verb in ("pin", "unpin")
 
     def _lists(self, now: int, as_of: int) -> ev.TiersObserved:
         host, active = self._ordered(self._host), self._ordered(self._active)
         sizes = tuple(self._sizes.get(name) for name in host)
-        return ev.TiersObserved(now, self._replica, as_of, host, active, (), sizes)
+        return ev.TiersObserved(now, self._replica, as_of, host, active, tuple(self._pinned), sizes)
 
     def _ordered(self, held: dict[str, int]) -> tuple[str, ...]:
         """Names, least recently used first: what runs is the youngest."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from loraledger import events as ev
-from loraledger.replay.fleet.observation import Observation, Probe
+from loraledger.replay.fleet.observation import PS_PER_NS, Observation, Probe
 from loraledger.replay.fleet.outcome import ReplicaCounts
 from loraledger.twin.events import Activated, Evicted, Loaded, Preempted, TwinEvent
 from loraledger.twin.profile import TwinProfile
@@ -15,7 +15,7 @@ class Replica:
 
     ``open``: requests that were sent and have not ended. ``reach``: tokens of a block of the trace if the twin can reuse these,
     else 0. ``sizes``: bytes of what was sent there, by engine-side name. ``watched``: when the twin is looked at next, ns.
-    ``scraped``: a sample that was taken and has not arrived.
+    ``scraped``: a sample that was taken and has not arrived. ``up``: its process answers (``restart``).
     """
 
     __slots__ = (
@@ -36,11 +36,13 @@ class Replica:
         "scraped",
         "sizes",
         "twin",
+        "up",
         "watched",
     )
 
     def __init__(self, name: str, profile: TwinProfile, observation: Observation, block_tokens: int | None) -> None:
         self.name = name
+        self.up = True
         self.profile = profile
         self.twin = ReplicaTwin(profile)
         self.sizes: dict[str, int] = {}
@@ -69,6 +71,24 @@ class Replica:
                 self.preemptions += 1
             case _:
                 pass
+
+    def sample(self, now: int, seen: int) -> ev.ReplicaSampled:
+        """What a scrape at ``now`` tells when it arrives at ``seen``, ns; the twin must have been advanced to ``now``."""
+        sample, profile = self.twin.sample(now * PS_PER_NS), self.profile
+        self.kv_used_max = max(self.kv_used_max, sample.kv_used_blocks)
+        return ev.ReplicaSampled(
+            seen,
+            self.name,
+            now,
+            sample.running,
+            sample.waiting,
+            sample.kv_used_blocks / sample.kv_blocks,
+            profile.kv_tokens,
+            sample.active,
+            None,
+            profile.block_size,
+            sample.preemptions,
+        )
 
     def counts(self) -> ReplicaCounts:
         """What was counted so far."""

@@ -13,9 +13,8 @@ came and how many there were, so the mean time between tokens; single gaps are n
 An open loop lets requests arrive when the trace says. A closed one (``clients``) takes the trace for a list of what to ask: at
 most so many are open, and the next one arrives when one of them ends.
 
-What a prompt begins with reaches a twin that caches prefixes, if the trace's blocks are as long as the twin's.
-
-Not carried out: moves between tiers (the twin has no such call), so they fail, as they do where an engine has no probe.
+What a prompt begins with reaches a twin that caches prefixes, if the trace's blocks are as long as the twin's. Moves between tiers
+are carried out as the probe does; where the observation has none they fail, as they do live.
 """
 
 from __future__ import annotations
@@ -37,7 +36,16 @@ from loraledger.replay.fleet.observation import PS_PER_NS, Observation, Probe
 from loraledger.replay.fleet.replica import Replica
 from loraledger.replay.fleet.saturation import NO_ROOM, Backlog
 from loraledger.replay.traces.trace import Request
-from loraledger.twin.events import LoadDone, LoadFailed, Rejected, TokenOut, TwinEvent, TwinRequest
+from loraledger.twin.events import (
+    LoadDone,
+    LoadFailed,
+    MoveDone,
+    MoveFailed,
+    Rejected,
+    TokenOut,
+    TwinEvent,
+    TwinRequest,
+)
 from loraledger.twin.profile import TwinProfile
 from loraledger.twin.replica import ReplicaTwin
 
@@ -99,9 +107,7 @@ class VirtualFleet:
             self._feed(ev.ReplicaUp(start, replica.name, 1, ()))
             self._push(start + self.observation.scrape_interval, SCRAPE, replica)
             if replica.probe is not None:
-                for event in replica.probe.start(start):
-                    self._feed(event)
-                self._expect(replica, replica.probe)
+                self.begin_probe(replica, replica.probe)
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -138,6 +144,10 @@ class VirtualFleet:
                 return  # requests wait for something that will never happen: the caller sees them as open
         self._hear_of_the_last()
 
+    def at(self, at: int, call: Callable[[], None]) -> None:
+        """Have ``call`` called at ``at``, ns, before what arrives then: an operator's act, or a look at the twins."""
+        self._push(at, CALL, call)
+
     def _happen(self) -> None:
         """The next thing in the heap."""
         at, kind, _, replica = heappop(self._heap)
@@ -161,8 +171,7 @@ class VirtualFleet:
 
     def _hear_of_the_last(self) -> None:
         """Rows of the last answers wait for what the probes tell of them: go on until they have."""
-        closing = self.conductor.fold.state.closing
-        while closing and self._heap:
+        while self.conductor.fold.state.closing and self._heap:
             self._happen()
 
     def _push(self, at: int, kind: int, what: Happening) -> None:
@@ -191,9 +200,11 @@ class VirtualFleet:
                 self._advanced(replica).forget(self.now * PS_PER_NS, command.engine_name)
                 self._feed(ev.CommandDone(self.now, command.id, 0))
                 self._watch(replica)
+            case ev.Move() if self.replicas[command.replica].probe is None:
+                self._feed(ev.CommandFailed(self.now, command.id, "no_probe", permanent=True))
             case ev.Move():
-                reason = "no_probe" if not self.observation.probe else "not_modelled"
-                self._feed(ev.CommandFailed(self.now, command.id, reason, permanent=True))
+                self._loads[command.replica, f"{command.verb} {command.engine_name}"] = (command.id, self.now)
+                self._reach(self.observation.load_call, partial(self._move, command))
             case ev.Reject():
                 self._over(command.request, command.status, command.code)
             case _:
@@ -225,6 +236,8 @@ class VirtualFleet:
             call()
 
     def _submit(self, replica: Replica, request: TwinRequest) -> None:
+        if not replica.up:
+            return  # it ended on the way
         at = self.now * PS_PER_NS
         self._advanced(replica).submit(at, request)
         if replica.probe is not None:
@@ -233,9 +246,17 @@ class VirtualFleet:
 
     def _register(self, command: ev.Load) -> None:
         spec, replica = self._specs[command.adapter], self.replicas[command.replica]
+        if not replica.up:
+            return
         replica.sizes[command.engine_name] = spec.bytes
         self._advanced(replica).register(self.now * PS_PER_NS, command.engine_name, spec.bytes, spec.rank)
         self._watch(replica)
+
+    def _move(self, command: ev.Move) -> None:
+        replica = self.replicas[command.replica]
+        if replica.up:
+            self._advanced(replica).move(self.now * PS_PER_NS, command.engine_name, command.verb)
+            self._watch(replica)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -293,12 +314,13 @@ class VirtualFleet:
     def _engine_did(self, replica: Replica, event: TwinEvent) -> None:
         """Anything but a token."""
         match event:
-            case LoadDone():
-                command, began = self._loads.pop((replica.name, event.name))
+            case LoadDone() | MoveDone():
+                command, began = self._loads.pop((replica.name, _call_of(event)))
                 self._feed(ev.CommandDone(self.now, command, self.now - began))
-            case LoadFailed():
-                command, _ = self._loads.pop((replica.name, event.name))
-                self._feed(ev.CommandFailed(self.now, command, event.reason, permanent=True))
+            case LoadFailed() | MoveFailed():
+                command, _ = self._loads.pop((replica.name, _call_of(event)))
+                lasting = isinstance(event, LoadFailed) or event.reason == "not_modelled"
+                self._feed(ev.CommandFailed(self.now, command, event.reason, permanent=lasting))
             case Rejected():
                 # vLLM answers 400 to what can never fit; an engine that gives up on a request has failed it.
                 replica.open -= 1
@@ -313,30 +335,26 @@ class VirtualFleet:
     def _scrape(self, replica: Replica) -> None:
         """Take a scrape, or deliver the one that was taken ``scrape_delay`` ago."""
         now, taken = self.now, replica.scraped
+        if not replica.up:
+            self._push(now + self.observation.scrape_interval, SCRAPE, replica)
+            return
         if taken is not None:
             replica.scraped = None
             self._feed(taken)
             self._push(max(now, taken.scrape_start + self.observation.scrape_interval), SCRAPE, replica)
             return
-        sample = self._advanced(replica).sample(now * PS_PER_NS)
-        self._feed(ev.ScrapeStarted(now, replica.name))
-        replica.kv_used_max = max(replica.kv_used_max, sample.kv_used_blocks)
+        self._advanced(replica)
         seen = now + self.observation.scrape_delay
-        replica.scraped = ev.ReplicaSampled(
-            seen,
-            replica.name,
-            now,
-            sample.running,
-            sample.waiting,
-            sample.kv_used_blocks / sample.kv_blocks,
-            replica.profile.kv_tokens,
-            sample.active,
-            None,
-            replica.profile.block_size,
-            sample.preemptions,
-        )
+        replica.scraped = replica.sample(now, seen)
+        self._feed(ev.ScrapeStarted(now, replica.name))
         self._push(seen, SCRAPE, replica)
         self._watch(replica)
+
+    def begin_probe(self, replica: Replica, probe: Probe) -> None:
+        """A first look through ``probe``, and when the next one is due."""
+        for event in probe.start(self.now):
+            self._feed(event)
+        self._expect(replica, probe)
 
     def _read(self, replica: Replica, probe: Probe) -> None:
         """A reading of a probe, which knows what happened up to now."""
@@ -375,3 +393,8 @@ class VirtualFleet:
     def _take_rows(self, rows: Emitted) -> None:
         for table, row in rows:
             self.rows[table].append(row)
+
+
+def _call_of(ended: LoadDone | LoadFailed | MoveDone | MoveFailed) -> str:
+    """What its command is kept under, beside the replica."""
+    return ended.name if isinstance(ended, LoadDone | LoadFailed) else f"{ended.verb} {ended.name}"

@@ -214,9 +214,23 @@ def _profile(text: str) -> str:
     return text
 
 
+def _ranking(text: str) -> str:
+    if not text:
+        raise ValueError("a file is wanted, as loraledger advise --pins writes it")
+    return text
+
+
+def _residency(text: str) -> str:
+    if text not in ("lru", "ranked"):
+        raise ValueError("lru or ranked is wanted")
+    return text
+
+
 _KEYS: Final[Mapping[str, Callable[[str], Value]]] = {
     "policy": _policy,
     "profile": _profile,
+    "residency": _residency,
+    "pins": _ranking,
     "speed": _speed,
     "replicas": lambda text: _whole(text, 1, MAX_REPLICAS),
     "slots": _count,

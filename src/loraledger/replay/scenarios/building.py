@@ -37,6 +37,7 @@ from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
 from loraledger.replay.fleet.observation import PS_PER_NS, Observation
 from loraledger.replay.fleet.scenario import Scenario
 from loraledger.replay.scenarios.axes import Changes
+from loraledger.replay.scenarios.ranking import doubts, residency_of
 from loraledger.twin.calibrated import Calibrated
 from loraledger.twin.profile import TwinProfile
 
@@ -87,12 +88,16 @@ def scenario(ground: Ground, changes: Changes) -> Scenario:
     named = changes.text("profile")
     building = _Building(ground, changes, ground.profile if named is None else ground.read(named), named is not None)
     replicas = building.replicas()
+    specs = tuple(replica.spec for replica in replicas)
+    kept = residency_of(ground.settings, changes, specs)
     fleet = msgspec.structs.replace(
         ground.fleet,
-        replicas=tuple(replica.spec for replica in replicas),
+        replicas=specs,
         tenants=_tenants(ground.fleet.tenants, changes),
         limits=msgspec.structs.replace(ground.fleet.limits, **changes.under("limits")),
         **_policy(ground.fleet, changes),
+        residency=kept.residency,
+        pins=kept.pins,
     )
     make_policy(fleet)
     return Scenario(
@@ -100,7 +105,7 @@ def scenario(ground: Ground, changes: Changes) -> Scenario:
         settings=fleet,
         profiles={replica.spec.name: replica.profile for replica in replicas},
         observation=way_in(ground.observation, building.calibrated),
-        warnings=(*building.doubts(), *building.warnings()),
+        warnings=(*building.doubts(), *doubts(kept, specs, ground.observation.probe), *building.warnings()),
         speed=changes.speed.as_integer_ratio(),
         slot_bytes={replica.spec.name: replica.slot_bytes for replica in replicas if replica.slot_bytes},
     )
