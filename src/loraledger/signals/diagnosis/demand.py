@@ -17,7 +17,7 @@ from loraledger.signals.diagnosis.statistics import ratio_z
 from loraledger.signals.diagnosis.thresholds import DEMAND, DEMAND_SLIGHT, SIGMA
 from loraledger.signals.diagnosis.verdict import Finding, Verdict
 from loraledger.signals.diagnosis.view import Both, Sheet, View, at_least, quotient, ratio
-from loraledger.signals.figures import Group, Signals
+from loraledger.signals.figures import Group
 
 QUESTION: Final = "Is more asked for: arrivals, tokens a request, tokens in flight?"
 ARRIVALS: Final = "requests a minute"
@@ -57,7 +57,7 @@ def demand(view: View) -> Demand:
     sheet.put_one(USUAL, found.usual, "times")
     sheet.put(PROMPT, prompt, "tokens")
     sheet.put(ANSWER, answer, "tokens")
-    sheet.put(PROMPTS, view.signals(_prompts), "a minute")
+    sheet.put(PROMPTS, view.both(_prompts), "a minute")
     sheet.put(IN_FLIGHT, view.both(lambda group: group.active_tokens), "tokens")
     sheet.put_one(HOTTEST, found.hottest)
     sheet.put_one(HOT_SHARE, found.hot_share, "share")
@@ -110,8 +110,10 @@ def _each(view: View, read: Callable[[Group], int | None]) -> Both:
     return view.both(lambda group: quotient(read(group), told(group)))
 
 
-def _prompts(signals: Signals) -> float | None:
-    return None if signals.total is None else quotient(signals.total.prompt_tokens, signals.window.minutes)
+def _prompts(group: Group) -> float | None:
+    """As if those that have not told were as long as those that have: under load many have not ended."""
+    each = quotient(group.prompt_tokens, told(group))
+    return None if each is None else each * group.per_minute
 
 
 def _more(view: View) -> bool:

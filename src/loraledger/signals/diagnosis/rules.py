@@ -15,6 +15,7 @@ compute, which slows the time between tokens, and KV is when that stayed as it w
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -57,6 +58,9 @@ class Ruling(msgspec.Struct, frozen=True):
     cause: Cause
     rows: tuple[str, ...]
     outside: bool = True
+
+
+_SLOW: Final = (m.LOAD_RATIO, m.LOAD_P50, m.HELD_SHARE, m.HIT_RATE)
 
 
 def rulings(signs: Signs) -> list[Ruling]:
@@ -109,7 +113,7 @@ def _slow_loads(signs: Signs) -> Ruling | None:
     felt = misses.held_more or waiting.part == "preparation" or _hits_fare_well(signs)
     if not misses.slow_loads or not felt:
         return None
-    return Ruling("adapters", "slow loads", (m.LOAD_RATIO, m.LOAD_P50, m.HELD_SHARE, m.HIT_RATE))
+    return Ruling("adapters", "slow loads", _SLOW)
 
 
 def _hits_fare_well(signs: Signs) -> bool:
@@ -185,6 +189,8 @@ def _inside(signs: Signs) -> Iterator[Ruling]:
     again = misses.capacity is True and misses.hits.gpu_rate is not None and misses.hits.gpu_rate <= at.HALF
     if misses.grew or misses.short_of_slots or again:
         yield _adapters(signs, outside=False)
+    if misses.slow_loads and waiting.worse:
+        yield Ruling("adapters", "slow loads", _SLOW, outside=False)
     if at_least(misses.load_time, signs.view.now.slo_s) and misses.hits.misses and _hits_fare_well(signs):
         yield Ruling("adapters", "slow loads", (m.LOAD_P50, m.LOADS, m.HIT_RATE), outside=False)
     prepared, prepared_before = waiting.preparation

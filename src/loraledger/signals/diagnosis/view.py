@@ -57,8 +57,15 @@ class View:
         return self.total.engine_hits is not None and (self.before is None or self.before.engine_hits is not None)
 
     def hits(self, group: Group) -> Hits:
-        """By what the engines found where both windows have it, else as believed."""
-        return group.engine_hits if self.probed and group.engine_hits is not None else group.hits
+        """By the kernel's decisions, or by what engines found where both windows have it, whichever tells of more misses.
+
+        An engine finds in a slot what a load that the request caused has just brought there, and it misses what was pushed out
+        while the request waited.
+        """
+        told, decided = group.engine_hits, group.hits
+        if not self.probed or told is None or told.gpu_rate is None:
+            return decided
+        return told if decided.gpu_rate is None or told.gpu_rate < decided.gpu_rate else decided
 
 
 def pressures(signals: Signals) -> list[Pressure]:

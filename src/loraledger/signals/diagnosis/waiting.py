@@ -43,6 +43,7 @@ PARTS: Final = {
     "unattributed": "unattributed",
     "engine, undivided": "engine",
 }
+_INSIDE: Final = ("engine_queue", "prefill", "unattributed")
 _SPREADS: Final = {MEAN: "mean", P50: "p50", P90: "p90", P99: "p99"}
 _SERVED: Final = ("ok", "client_gone", "client_error", "open")
 
@@ -163,7 +164,10 @@ def _part(view: View, field: str) -> Both:
 
 
 def _each(split: Split | None, field: str) -> float | None:
-    return None if split is None else quotient(float(getattr(split, field)), split.n)
+    """Mean seconds a request. Where no probe told anything, what is inside the engine is known as a whole only."""
+    if split is None or (field in _INSIDE and split.engine > 0 and not any(getattr(split, each) for each in _INSIDE)):
+        return None
+    return quotient(float(getattr(split, field)), split.n)
 
 
 def _worse(view: View) -> tuple[str, ...]:
