@@ -221,6 +221,25 @@ def test_cold_requests_have_a_p99_of_their_own(tmp_path: Path) -> None:
     assert group.ttft.p99 == pytest.approx(0.2)
 
 
+def test_times_between_tokens_are_left_out_of_groups_that_nobody_asked_them_of(tmp_path: Path) -> None:
+    rows = [request(itl_sketch='{"776":10}', tenant=tenant) for tenant in ("a", "b")]
+    with record(tmp_path, rows) as reader:
+        every = measure(reader, WINDOW, FACTS)
+        some = measure(reader, WINDOW, FACTS, itl_by=("replica",))
+    assert (total(some).itl, total(some).itl_by_class) == (total(every).itl, total(every).itl_by_class)
+    assert total(some).itl is not None
+    assert {name: group.itl for name, group in some.replicas.items()} == {
+        name: group.itl for name, group in every.replicas.items()
+    }
+    assert {name: group.itl for name, group in some.classes.items()} == {
+        name: group.itl for name, group in every.classes.items()
+    }
+    assert [group.itl for group in (*some.tenants.values(), *some.adapters.values())] == [None] * (
+        2 + len(some.adapters)
+    )
+    assert None not in [group.itl for group in (*every.tenants.values(), *every.adapters.values())]
+
+
 def test_rejections_are_told_by_reason(tmp_path: Path) -> None:
     refused = {"status": "rejected", "replica": None, "first_token_ns": None, "hit_class": None}
     rows = [request(reason=reason, **refused) for reason in ("queue_full", "queue_full", "rate", None)]

@@ -10,7 +10,7 @@ youngest requests will tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -18,7 +18,18 @@ import msgspec
 from loraledger.record.reader import RecordReader
 from loraledger.record.tables import Row
 from loraledger.signals.facts import Facts
-from loraledger.signals.figures import Group, Hits, Moves, Pressure, Signals, Version, Window, WorkingSet
+from loraledger.signals.figures import (
+    DIMENSIONS,
+    Dimension,
+    Group,
+    Hits,
+    Moves,
+    Pressure,
+    Signals,
+    Version,
+    Window,
+    WorkingSet,
+)
 from loraledger.signals.flights import Flight, flights
 from loraledger.signals.gaps import Gaps, gaps
 from loraledger.signals.moves import moves
@@ -75,9 +86,11 @@ def measure(
     slo_s: float = 1.0,
     like: Version | None = None,
     pool_versions: bool = False,
+    itl_by: Collection[Dimension] = DIMENSIONS,
 ) -> Signals:
     """The signals of ``window``: of the version with most requests, of ``like`` if it has any, or of all with ``pool_versions``.
 
+    ``itl_by``: groups whose ``itl`` is wanted beside that of all and of each hit class; it takes long for many (``gaps``).
     Raises ValueError for a window that holds no moment, and what ``reader`` raises.
     """
     if window.until_ns <= window.since_ns:
@@ -90,7 +103,7 @@ def measure(
         facts,
         sums,
         waits(reader, choice.scope),
-        gaps(reader, choice.scope) if of_all.get("sketches") else {},
+        gaps(reader, choice.scope, itl_by) if of_all.get("sketches") else {},
         _refusals(reader, choice.scope) if of_all.get("status_rejected") else {},
         flights(reader, choice.scope, facts),
         moves(reader, window, facts),

@@ -10,7 +10,7 @@ Columns of a window are scanned a few times and never pulled into Python: what c
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -26,13 +26,9 @@ TOTAL: Final[Key] = ("total", "")
 KINDS: Final[tuple[Kind, ...]] = ("replica", "tenant", "adapter", "class")
 
 FINEST: Final = "replica, tenant, adapter, class"
-BY_CLASS: Final = """GROUPING SETS (
-    (), (class), (replica), (replica, class), (tenant), (tenant, class), (adapter), (adapter, class)
-)"""
-"""All kinds of groups, and each by hit class."""
 OF_CLASS: Final = """CASE WHEN GROUPING(class) = 0 AND (GROUPING(replica) = 0 OR GROUPING(tenant) = 0 OR GROUPING(adapter) = 0)
 THEN class END AS of_class"""
-"""Of a row of ``BY_CLASS`` that is a class within another group: which."""
+"""Of a row of ``by_class`` that is a class within another group: which."""
 
 _PICKED: Final = "SELECT * FROM requests WHERE arrived_ns >= $since AND arrived_ns < $until"
 _ONCE: Final = """SELECT * FROM (
@@ -47,6 +43,12 @@ _OF_VERSION: Final = """ AND (replica IS NULL OR (
     AND config_digest IS NOT DISTINCT FROM $config_digest AND gateway_version IS NOT DISTINCT FROM $gateway_version
 ))"""
 _SIZES: Final = "SELECT UNNEST(CAST($names AS VARCHAR[])) AS name, UNNEST(CAST($sizes AS BIGINT[])) AS bytes"
+
+
+def by_class(kinds: Collection[Kind] = KINDS) -> str:
+    """SQL: all requests, the groups of ``kinds``, and each of these by hit class."""
+    named = [kind for kind in KINDS if kind in kinds and kind != "class"]
+    return f"GROUPING SETS ({', '.join(['()', '(class)', *(f'({kind}), ({kind}, class)' for kind in named)])})"
 
 
 class Scope(msgspec.Struct, frozen=True):

@@ -16,12 +16,12 @@ from loraledger.record.tables import Row
 from loraledger.signals.durations import parted
 from loraledger.signals.figures import Split, Spread
 from loraledger.signals.scope import (
-    BY_CLASS,
     FINEST,
     OF_CLASS,
     TOTAL,
     Key,
     Scope,
+    by_class,
     key_of,
     kind_of,
     maybe_float,
@@ -63,7 +63,7 @@ def waits(reader: RecordReader, scope: Scope) -> dict[Key, Waits]:
     tables = [
         *parted(scope),
         ("told", "SELECT * FROM parted WHERE ttft IS NOT NULL"),
-        ("grouped", select(columns, "told", BY_CLASS)),
+        ("grouped", select(columns, "told", by_class())),
     ]
     rows = reader.query(with_(tables, "SELECT * FROM grouped"), scope.parameters())
     found: dict[Key, Waits] = {}

@@ -63,7 +63,7 @@ def diagnose(
     place = ground(record, config)
     with opened(place.directory, Asked(last, since, until, baseline)) as found:
         known = facts(place, found.reader, slots, host_entries)
-        now, before = measured(found, known, slo, pool_versions)
+        now, before = measured(found, known, slo, pool_versions, itl_by=())
     settings = SETTINGS if place.file is None else place.file
     answer = judged(now, before, known, record=place.record, settings=settings)
     if as_json:

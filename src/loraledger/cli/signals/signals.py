@@ -8,6 +8,7 @@ and what adapters and KV cost are two of them. ``--json`` has every figure.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import typer
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from loraledger.cli.signals.options import Opened
     from loraledger.signals.facts import Facts
-    from loraledger.signals.figures import Group, Moves, Pressure, Signals, Split, WorkingSet
+    from loraledger.signals.figures import Dimension, Group, Moves, Pressure, Signals, Split, WorkingSet
 
 _SLO_NS: Final = NS_PER_S
 _BY: Final = ("replica", "tenant", "adapter", "class")
@@ -82,15 +83,22 @@ def signals(
     sys.stdout.flush()
 
 
-def measured(found: Opened, known: Facts, slo: int | None, pool_versions: bool) -> tuple[Signals, Signals | None]:
-    """The window's figures, and the baseline's: of the same version, where it has rows of it."""
+def measured(
+    found: Opened, known: Facts, slo: int | None, pool_versions: bool, itl_by: tuple[Dimension, ...] | None = None
+) -> tuple[Signals, Signals | None]:
+    """The window's figures, and the baseline's: of the same version, where it has rows of it. ``itl_by``: as ``measure`` has it."""
+    from loraledger.signals.figures import DIMENSIONS
     from loraledger.signals.measure import measure
 
-    slo_s = (slo or _SLO_NS) / NS_PER_S
-    now = measure(found.reader, found.window, known, slo_s=slo_s, pool_versions=pool_versions)
-    if found.baseline is None:
-        return now, None
-    return now, measure(found.reader, found.baseline, known, slo_s=slo_s, like=now.version, pool_versions=pool_versions)
+    measured = partial(
+        measure,
+        facts=known,
+        slo_s=(slo or _SLO_NS) / NS_PER_S,
+        pool_versions=pool_versions,
+        itl_by=DIMENSIONS if itl_by is None else itl_by,
+    )
+    now = measured(found.reader, found.window)
+    return now, None if found.baseline is None else measured(found.reader, found.baseline, like=now.version)
 
 
 def print_header(now: Signals, before: Signals | None) -> None:
