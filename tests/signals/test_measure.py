@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from loraledger.record.tables import Row
-from loraledger.signals.figures import Split
+from loraledger.signals.figures import DIMENSIONS, Dimension, Split
 from loraledger.signals.measure import measure
 
 from .records import (
@@ -223,9 +223,10 @@ def test_cold_requests_have_a_p99_of_their_own(tmp_path: Path) -> None:
 
 def test_times_between_tokens_are_left_out_of_groups_that_nobody_asked_them_of(tmp_path: Path) -> None:
     rows = [request(itl_sketch='{"776":10}', tenant=tenant) for tenant in ("a", "b")]
+    by: tuple[Dimension, ...] = ("replica",)
     with record(tmp_path, rows) as reader:
-        every = measure(reader, WINDOW, FACTS)
-        some = measure(reader, WINDOW, FACTS, itl_by=("replica",))
+        every, some, none = (measure(reader, WINDOW, FACTS, itl_by=kinds) for kinds in (DIMENSIONS, by, ()))
+    assert (total(none).itl, total(none).itl_by_class) == (total(every).itl, total(every).itl_by_class)
     assert (total(some).itl, total(some).itl_by_class) == (total(every).itl, total(every).itl_by_class)
     assert total(some).itl is not None
     assert {name: group.itl for name, group in some.replicas.items()} == {

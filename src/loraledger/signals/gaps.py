@@ -19,16 +19,12 @@ from loraledger.record.tables import Row
 from loraledger.signals.durations import timed
 from loraledger.signals.figures import Spread
 from loraledger.signals.scope import (
-    FINEST,
-    OF_CLASS,
     TOTAL,
     Key,
     Kind,
     Scope,
     by_class,
     key_of,
-    kind_of,
-    select,
     whole,
     with_,
 )
@@ -73,10 +69,7 @@ def gaps(reader: RecordReader, scope: Scope, kinds: Collection[Kind]) -> dict[Ke
         ("sketched", _SKETCHED),
         ("cells", _CELLS),
         ("counted", "SELECT * FROM cells WHERE bucket BETWEEN -1 AND 2016 AND n > 0"),
-        (
-            "grouped",
-            select([kind_of(FINEST), OF_CLASS, "bucket", "SUM(n) AS n"], "counted", f"bucket, {by_class(kinds)}"),
-        ),
+        ("grouped", by_class(("bucket", "SUM(n) AS n"), "counted", kinds, "bucket")),
         ("ranked", _RANKED),
     ]
     parameters = scope.parameters(per_doubling=PER_DOUBLING, error=RELATIVE_ERROR)

@@ -26,10 +26,6 @@ TOTAL: Final[Key] = ("total", "")
 KINDS: Final[tuple[Kind, ...]] = ("replica", "tenant", "adapter", "class")
 
 FINEST: Final = "replica, tenant, adapter, class"
-OF_CLASS: Final = """CASE WHEN GROUPING(class) = 0 AND (GROUPING(replica) = 0 OR GROUPING(tenant) = 0 OR GROUPING(adapter) = 0)
-THEN class END AS of_class"""
-"""Of a row of ``by_class`` that is a class within another group: which."""
-
 _PICKED: Final = "SELECT * FROM requests WHERE arrived_ns >= $since AND arrived_ns < $until"
 _ONCE: Final = """SELECT * FROM (
     SELECT *, ROW_NUMBER() OVER (
@@ -43,12 +39,6 @@ _OF_VERSION: Final = """ AND (replica IS NULL OR (
     AND config_digest IS NOT DISTINCT FROM $config_digest AND gateway_version IS NOT DISTINCT FROM $gateway_version
 ))"""
 _SIZES: Final = "SELECT UNNEST(CAST($names AS VARCHAR[])) AS name, UNNEST(CAST($sizes AS BIGINT[])) AS bytes"
-
-
-def by_class(kinds: Collection[Kind] = KINDS) -> str:
-    """SQL: all requests, the groups of ``kinds``, and each of these by hit class."""
-    named = [kind for kind in KINDS if kind in kinds and kind != "class"]
-    return f"GROUPING SETS ({', '.join(['()', '(class)', *(f'({kind}), ({kind}, class)' for kind in named)])})"
 
 
 class Scope(msgspec.Struct, frozen=True):
@@ -92,6 +82,19 @@ def kind_of(columns: str) -> str:
     kinds = " ".join(f"WHEN GROUPING({name}) = 0 THEN '{name}'" for name in names)
     values = " ".join(f"WHEN GROUPING({name}) = 0 THEN {name}" for name in names)
     return f"CASE {kinds} ELSE 'total' END AS kind, CASE {values} ELSE '' END AS name"
+
+
+def by_class(columns: Iterable[str], table: str, kinds: Collection[Kind] = KINDS, also: str = "") -> str:
+    """SQL: ``columns`` of all, of each hit class, and of the groups of ``kinds``, these by hit class too (``of_class``).
+
+    ``also``: a column that groups as well.
+    """
+    named = [kind for kind in KINDS if kind in kinds and kind != "class"]
+    sets = ", ".join(("()", "(class)", *(f"({kind}), ({kind}, class)" for kind in named)))
+    within = " OR ".join(f"GROUPING({kind}) = 0" for kind in named) or "FALSE"
+    of_class = f"CASE WHEN GROUPING(class) = 0 AND ({within}) THEN class END AS of_class"
+    by = f"GROUPING SETS ({sets})"
+    return select((kind_of(", ".join((*named, "class"))), of_class, *columns), table, f"{also}, {by}" if also else by)
 
 
 def sizes(facts: Facts) -> tuple[tuple[str, str], dict[str, object]]:

@@ -16,16 +16,12 @@ from loraledger.record.tables import Row
 from loraledger.signals.durations import parted
 from loraledger.signals.figures import Split, Spread
 from loraledger.signals.scope import (
-    FINEST,
-    OF_CLASS,
     TOTAL,
     Key,
     Scope,
     by_class,
     key_of,
-    kind_of,
     maybe_float,
-    select,
     whole,
     with_,
 )
@@ -59,11 +55,10 @@ class Waits(msgspec.Struct, frozen=True):
 
 def waits(reader: RecordReader, scope: Scope) -> dict[Key, Waits]:
     """By group; one without a first token is not in it."""
-    columns = [kind_of(FINEST), OF_CLASS, *_COLUMNS]
     tables = [
         *parted(scope),
         ("told", "SELECT * FROM parted WHERE ttft IS NOT NULL"),
-        ("grouped", select(columns, "told", by_class())),
+        ("grouped", by_class(_COLUMNS, "told")),
     ]
     rows = reader.query(with_(tables, "SELECT * FROM grouped"), scope.parameters())
     found: dict[Key, Waits] = {}
