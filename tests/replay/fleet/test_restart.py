@@ -135,3 +135,13 @@ def _restart_if_busy(fleet: VirtualFleet, name: str) -> None:
 def test_a_process_is_away_for_a_while() -> None:
     with pytest.raises(ValueError, match="down is 0 ns"):
         restart(fleet_of(1), "r1", 0)
+
+
+def test_what_waited_for_the_only_replica_is_sent_as_it_comes_back_and_its_probe_knows_of_it() -> None:
+    fleet = fleet_of(1)
+    fleet.at(2 * SECOND, partial(restart, fleet, "r1", SECOND))
+    fleet.run([request(0.0), request(2.5, adapter=None), request(5.0)])
+    rows = {row["id"]: row for row in fleet.rows["requests"]}
+    assert [rows[key]["status"] for key in ("q1", "q2", "q3")] == ["ok"] * 3
+    assert rows["q2"]["dispatched_ns"] == 3 * SECOND
+    assert rows["q2"]["engine_access"] == "base"

@@ -65,7 +65,10 @@ def _break_off(fleet: VirtualFleet, replica: Replica) -> None:
 def _answer(fleet: VirtualFleet, replica: Replica) -> None:
     """The next process is there."""
     replica.up = True
-    fleet.conductor.feed(ev.ReplicaUp(fleet.now, replica.name, fleet.now, ()))
-    if fleet.observation.probe:
+    if (
+        fleet.observation.probe
+    ):  # before the kernel hears of it: what waited is sent there at once, and the probe sees it come
         replica.probe = Probe(replica.name, replica.profile, fleet.observation.probe_delay, replica.sizes)
+    fleet.conductor.feed(ev.ReplicaUp(fleet.now, replica.name, fleet.now, ()))
+    if replica.probe is not None:
         fleet.begin_probe(replica, replica.probe)
