@@ -4,18 +4,20 @@
     python tools/docs.py --check   exit 1 if they are not what the code says
     python tools/docs.py --replay  run the example of docs/replay.md again and write what it prints (a test compares)
     python tools/docs.py --signals the same of docs/signals.md
+    python tools/docs.py --plan    the same of docs/plan.md, on the files that its test makes
 
 Text outside the generated marks is kept.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -79,14 +81,15 @@ def tables() -> str:
     return "\n\n".join(parts)
 
 
-def rerun(page: Path) -> None:
-    """Put into ``page`` what the commands in its examples print now."""
+def rerun(page: Path, prepare: Callable[[Path], None] | None = None) -> None:
+    """Put into ``page`` what the commands in its examples print now, in a folder that ``prepare`` fills."""
     text = page.read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "fleet.yaml").write_text(re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)[0], encoding="utf-8")
-        (Path(folder) / "prompts.json").write_text(
-            re.findall(r"`prompts\.json` is `([^`]*)`", text)[0], encoding="utf-8"
-        )
+        for prompts in re.findall(r"`prompts\.json` is `([^`]*)`", text):
+            (Path(folder) / "prompts.json").write_text(prompts, encoding="utf-8")
+        if prepare is not None:
+            prepare(Path(folder))
 
         def printed(example: re.Match[str]) -> str:
             words = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *shlex.split(example[1])[1:]]
@@ -110,6 +113,10 @@ def main() -> int:
         return 0
     if "--signals" in sys.argv:
         rerun(Path("docs/signals.md"))
+        return 0
+    if "--plan" in sys.argv:
+        sys.path.insert(0, "tests")
+        rerun(Path("docs/plan.md"), importlib.import_module("plan.example").write_example)
         return 0
     stale = []
     for path, text in ((Path("docs/configuration.md"), settings_table()), (Path("docs/record.md"), tables())):
