@@ -1,0 +1,48 @@
+"""What the settings have in force."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from loraledger.config import settings_from
+from loraledger.operate.review.standing import Standing, standing
+from loraledger.signals.facts import Facts, ReplicaFacts
+
+from .made import FACTS
+
+KEY = "0" * 64
+
+
+def settings(**more: Any) -> Any:
+    replicas = [
+        {"name": name, "url": f"http://127.0.0.1:{n}", "slots": 2, "host_entries": 4}
+        for n, name in ((1, "r1"), (2, "r2"))
+    ]
+    tenants = [
+        {"name": name, "key_hashes": [key * 64], "adapters": ["*"], "limits": {"concurrency": n}}
+        for name, key, n in more.pop("tenants", [("acme", "0", 8)])
+    ]
+    return settings_from({"base": {"names": ["base"]}, "replicas": replicas, "tenants": tenants, **more})
+
+
+def test_without_settings_only_what_the_facts_say_is_known() -> None:
+    assert standing(None, FACTS) == Standing(slots=2, host_entries=4, replicas=2)
+    assert standing(None, Facts()) == Standing()
+
+
+def test_parameters_are_those_given_over_the_defaults() -> None:
+    found = standing(settings(policy={"params": {"tie_ms": 1.0}}), FACTS)
+    assert (found.policy, found.params["tie_ms"], found.params["growth_share"]) == ("bounded-affinity", 1.0, 0.5)
+    assert standing(settings(policy={"name": "round-robin"}), FACTS).params == {}
+
+
+def test_what_is_not_the_same_everywhere_is_not_known() -> None:
+    assert standing(settings(), FACTS).concurrency == 8
+    assert standing(settings(tenants=[("a", "0", 8), ("b", "1", 9)]), FACTS).concurrency is None
+    uneven = Facts(replicas={"r1": ReplicaFacts(slots=2), "r2": ReplicaFacts(slots=4)})
+    assert standing(settings(), uneven).slots is None
+
+
+def test_kept_adapters_are_the_pinned_ones() -> None:
+    adapters = [{"name": "a", "path": "/a", "pin": True}, {"name": "b", "path": "/b"}]
+    assert standing(settings(adapters={"list": adapters}), FACTS).registered == ("a",)
