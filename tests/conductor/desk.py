@@ -52,10 +52,12 @@ class Desk:
     def tick(self, milliseconds: float) -> None:
         self.now += round(milliseconds * MS)
 
-    def arrive(self, request: str, adapter: str | None = None, received: int | None = None) -> None:
+    def arrive(
+        self, request: str, adapter: str | None = None, received: int | None = None, tenant: str = "acme"
+    ) -> None:
         self.feed(
             ev.RequestArrived(
-                self.now, request, "acme", adapter, 80, 20, True, "/v1/completions", f"c-{request}", received
+                self.now, request, tenant, adapter, 80, 20, True, "/v1/completions", f"c-{request}", received
             )
         )
 

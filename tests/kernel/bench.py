@@ -15,7 +15,7 @@ from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, Limits, ReplicaSpec, TenantSpec
 from loraledger.kernel.state import AdapterState, ReplicaState
 
-from .invariants import check, keep_all
+from .invariants import active, check, keep_all
 
 T0 = 1_700_000_000 * SECOND
 MIB = 1 << 20
@@ -82,10 +82,11 @@ class Bench:
     def feed(self, event: ev.Event) -> list[ev.Command]:
         shadow = Fleet.restore(self.settings, self.fleet.snapshot())
         keep_all(self.fleet.state)
+        before = active(self.fleet)
         answer = self.fleet.step_with_changes(event)
         assert shadow.step_with_changes(event) == answer
         self.commands, self.changes, self.wake_at = answer
-        check(self.fleet, self.wake_at)
+        check(self.fleet, self.wake_at, before)
         assert shadow.snapshot() == self.fleet.snapshot()
         return self.commands
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
+from loraledger.kernel.arms import arms
 from loraledger.kernel.cost import stand
 from loraledger.kernel.failures import ATTEMPTS
 from loraledger.kernel.fleet import Fleet
@@ -13,7 +15,8 @@ from loraledger.kernel.state import FleetState, ReplicaState, RequestState
 SEATED = ("sent", "streaming")
 
 
-def check(fleet: Fleet, wake_at: int | None) -> None:
+def check(fleet: Fleet, wake_at: int | None, before: Mapping[str, int] | None = None) -> None:
+    """``before``: what each tenant had in flight, as a limit that was lowered takes nothing away; without it none was."""
     state = fleet.state
     assert wake_at is None or wake_at >= state.now, "the kernel asks to be woken in the past"
     assert 0 <= state.retries <= fleet.settings.limits.retry_burst
@@ -21,7 +24,8 @@ def check(fleet: Fleet, wake_at: int | None) -> None:
         _pins(state, replica)
         _replica_counts(state, replica)
         _replica_loads(state, replica)
-    _tenants(state)
+    _tenants(state, before or {})
+    _rollouts(fleet)
     _waiting(state)
     _moments(state)
     assert all(state.adapters[name].spec.replicas for name in state.desired)
@@ -97,12 +101,31 @@ def _replica_loads(state: FleetState, replica: ReplicaState) -> None:
             assert registration.state == "loading", "a replica keeps an adapter that left the catalog"
 
 
-def _tenants(state: FleetState) -> None:
+def active(fleet: Fleet) -> dict[str, int]:
+    """Requests of each tenant that count against its concurrency."""
+    return {name: tenant.active for name, tenant in fleet.state.tenants.items()}
+
+
+def _rollouts(fleet: Fleet) -> None:
+    settings, state = fleet.settings, fleet.state
+    made = arms(settings, state)
+    assert [(t, arm.policy.name, arm.books) for t, arm in fleet.arms.items()] == [
+        (t, arm.policy.name, arm.books) for t, arm in made.items()
+    ]
+    assert state.books.keys() == {arm.books for arm in made.values()}
+    for rollout in state.rollouts.values():
+        known = state.replicas if rollout.variable == "pins" else state.tenants
+        assert rollout.members is None or set(rollout.members) <= known.keys()
+    if all(rollout.variable != "tenant.concurrency" for rollout in state.rollouts.values()):
+        assert {t.name: t for t in settings.tenants} == {name: tenant.spec for name, tenant in state.tenants.items()}
+
+
+def _tenants(state: FleetState, before: Mapping[str, int]) -> None:
     for tenant in state.tenants.values():
         mine = [r for r in state.requests.values() if r.tenant == tenant.spec.name]
         queued = [r.id for r in mine if r.phase == "queued"]
         assert tenant.active == len(mine) - len(queued)
-        assert tenant.active <= tenant.spec.concurrency
+        assert tenant.active <= max(tenant.spec.concurrency, before.get(tenant.spec.name, 0))
         assert tenant.queue.keys() == set(queued)
         assert len(tenant.queue) <= tenant.spec.queue
     assert state.queued == sum(len(tenant.queue) for tenant in state.tenants.values())

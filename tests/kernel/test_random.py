@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loraledger import events as ev
 from loraledger.kernel import affinity
 from loraledger.kernel.policies import policy_names
 
@@ -61,10 +62,14 @@ def test_histories_balance_when_replicas_are_sampled(seed: int, monkeypatch: pyt
 def test_the_histories_reach_what_they_are_meant_to_reach() -> None:
     counters: Counter[str] = Counter()
     endings: Counter[str] = Counter()
+    changed: Counter[str] = Counter()
     for seed in range(100, 172):
         world = play(policy_names()[seed % 4], random.Random(seed).randrange, 400)
         counters.update(world.fleet.state.counters)
         endings.update(world.ended.values())
+        changed.update(event.variable for event, _, _ in world.steps if isinstance(event, ev.RolloutSet))
+        changed.update("decided" for policy, _ in world.policies.elements() if policy != world.settings.policy)
+    assert changed.keys() == {"policy", "policy.tick_s", "policy.externality", "tenant.concurrency", "pins", "decided"}
     assert endings.keys() >= {"ok", "refused", "cancelled", "lost", "upstream_reset"}
     assert counters.keys() >= {
         "adapters_parked",

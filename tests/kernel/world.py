@@ -6,15 +6,21 @@ books (which requests are open, which names an engine knows, which commands are 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+import pytest
+
 from loraledger import events as ev
 from loraledger.kernel.fleet import Fleet
+from loraledger.kernel.policies import policy_names
+from loraledger.kernel.rollout import problem
 from loraledger.kernel.settings import MS, SECOND, FleetSettings, Limits, TenantSpec
 
 from .bench import T0, adapter, fleet_of, replica
-from .invariants import check, keep_all
+from .invariants import active, check, keep_all
 
 Pick = Callable[[int], int]
 ADAPTERS = ("a", "b", "c", "d", "e")
@@ -40,7 +46,7 @@ def world_settings(policy: str = "bounded-affinity") -> FleetSettings:
         [TenantSpec("acme", 6, 5, 4 * SECOND), TenantSpec("duff", 3, 4, 2 * SECOND)],
         policy,
         Limits(
-            queue_total=7,
+            queue_total=5,
             retry_ratio=0.1,
             retry_burst=1,
             load_backoff=SECOND,
@@ -88,6 +94,9 @@ class World:
         self.steps: list[tuple[ev.Event, list[ev.Command], list[ev.ResidencyChange]]] = []
         self.engines = {name: Engine() for name in REPLICAS}
         self.open: dict[str, Sent | None] = {}
+        self.tenants: dict[str, str] = {}
+        self.policies: Counter[tuple[str, str]] = Counter()
+        """Decisions by policy and tenant."""
         self.ended: dict[str, str] = {}
         self.retired: dict[str, None] = {}
         self.versions = dict.fromkeys(ADAPTERS, 1)
@@ -99,14 +108,16 @@ class World:
         """Step the kernel and follow its commands. ``shadow``: a kernel restored from the snapshot must answer alike."""
         restored = Fleet.restore(self.settings, self.fleet.snapshot()) if shadow else None
         keep_all(self.fleet.state)
+        before, decided = active(self.fleet), self.fleet.state.next_decision
         commands, changes, self.wake_at = self.fleet.step_with_changes(event)
-        check(self.fleet, self.wake_at)
+        check(self.fleet, self.wake_at, before)
         if restored is not None:
             assert restored.step_with_changes(event) == (commands, changes, self.wake_at)
             assert restored.snapshot() == self.fleet.snapshot()
         self.log.append(ev.encode(commands) + ev.encode(changes))
         self.steps.append((event, commands, changes))
         for command in commands:
+            self._decided(command, decided)
             self._obey(command)
         assert self.open.keys() == self.fleet.state.requests.keys()
 
@@ -141,7 +152,23 @@ class World:
         assert all(not r.in_flight and not r.kv_own for r in self.fleet.state.replicas.values())
         assert all(not tenant.active for tenant in self.fleet.state.tenants.values())
 
+        for change in list(self.fleet.state.rollouts):
+            self.feed(ev.RolloutEnded(self.now, change), True)
+        assert (self.fleet.state.rollouts, self.fleet.state.books, self.fleet.arms) == ({}, {}, {})
+
     # --- the kernel's commands ----------------------------------------------------------------------------------------
+
+    def _decided(self, command: ev.Command, since: int) -> None:
+        """What was decided in this step was decided by the policy of the request's tenant."""
+        decision = command.decision if isinstance(command, ev.Dispatch | ev.Queue) else None
+        if decision is None or decision.id < since:
+            return
+        tenant, policy = self.tenants[command.request], self.settings.policy  # type: ignore[union-attr]
+        for rollout in self.fleet.state.rollouts.values():
+            if rollout.variable == "policy" and (rollout.members is None or tenant in rollout.members):
+                policy = msgspec.json.decode(rollout.value)
+        assert decision.policy == policy
+        self.policies[policy, tenant] += 1
 
     def _obey(self, command: ev.Command) -> None:
         match command:
@@ -190,7 +217,7 @@ class World:
             self._restart,
         ]
         catalog = [self._declare, self._retire, self._ask_load, self._ask_unload, self._drain, self._observe]
-        return [*often, *seldom, *catalog, self._gateway_restarts]
+        return [*often, *seldom, *catalog, *[self._rolls_out] * 2, self._rollout_ends, self._gateway_restarts]
 
     def _choose(self, options: list[str]) -> str | None:
         return options[self._pick(len(options))] if options else None
@@ -201,7 +228,7 @@ class World:
         name = (*ADAPTERS, None)[self._pick(len(ADAPTERS) + 1)]
         self.open[request] = None
         max_tokens = (None, 10, 600)[self._pick(3)]
-        tenant = TENANTS[self._pick(2)]
+        tenant = self.tenants[request] = TENANTS[self._pick(2)]
         self.feed(
             ev.RequestArrived(self.now, request, tenant, name, 1 + 40 * self._pick(40), max_tokens, True, "/v1"), True
         )
@@ -383,6 +410,42 @@ class World:
             ev.EvictionObserved(self.now, name, known, "host"),
         ]
         self.feed(events[self._pick(4)], True)
+
+    def _rolls_out(self) -> None:
+        """One change for each variable, good or bad, anew or for others; a bad one is an error and leaves all as it was."""
+        number, unit, state = self._pick(5), self._pick(6), self.fleet.state
+        values: tuple[object, ...] = (
+            policy_names()[self._pick(len(policy_names()))],
+            (0.5, 3, 10_000, "much")[self._pick(4)],
+            (0.5, 3, 10_000, "much")[self._pick(4)],
+            (0, 1, 1, 2, 8)[self._pick(5)],
+            [[name, adapter] for name in REPLICAS for adapter in state.adapters if self._pick(3) == 0],
+        )
+        variable = ("policy", "policy.tick_s", "policy.externality", "tenant.concurrency", "pins")[number]
+        names = REPLICAS if variable == "pins" else TENANTS
+        members = None if unit == 0 else tuple(name for name in (*names, "gone") if self._pick(2))
+        value, known = values[number], [name for name in members or () if name in names]
+        event = ev.RolloutSet(
+            self.now,
+            f"c{number}",
+            variable,
+            msgspec.json.encode(value).decode(),
+            "replica" if variable == "pins" else "tenant",
+            members,
+        )
+        there = state.rollouts.get(f"c{number}")
+        same = there is not None and (there.value, there.members) == (event.value, members and tuple(known))
+        wrong = problem(self.settings, state, variable, value, None if members is None else known)
+        if wrong is None or same:
+            self.feed(event, True)
+            return
+        other = Fleet.restore(self.settings, self.fleet.snapshot())
+        with pytest.raises(ValueError, match=variable.partition(".")[0]):
+            other.step(event)
+        assert other.state.rollouts == state.rollouts
+
+    def _rollout_ends(self) -> None:
+        self.feed(ev.RolloutEnded(self.now, f"c{self._pick(5)}"), True)
 
     def _gateway_restarts(self) -> None:
         if self._pick(4):

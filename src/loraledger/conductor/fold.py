@@ -15,7 +15,16 @@ from collections.abc import Callable
 import msgspec
 
 from loraledger import events as ev
-from loraledger.conductor.rows import Closed, OpenRow, ReplicaView, add_steps, request_columns, sample_row
+from loraledger.conductor.rows import (
+    Closed,
+    OpenRow,
+    ReplicaView,
+    Tried,
+    add_steps,
+    request_columns,
+    sample_row,
+    tried_on,
+)
 from loraledger.record.tables import Row, TableName
 from loraledger.units import NS_PER_S
 
@@ -39,6 +48,8 @@ class FoldState(msgspec.Struct):
     replicas: dict[str, ReplicaView] = {}
     closing: dict[str, Closed] = {}
     """Ended, the longest ago first."""
+    rollouts: dict[str, Tried] = {}
+    """By change: those that are being tried, without what was accepted."""
 
 
 class RowFold:
@@ -58,6 +69,7 @@ class RowFold:
             ev.AttemptFailed: self._attempt_failed,
             ev.AdapterDeclared: self._declared,
             ev.GatewayStarted: self._gateway_started,
+            **dict.fromkeys((ev.RolloutSet, ev.RolloutEnded), self._rollout),
             **dict.fromkeys((ev.CommandDone, ev.CommandFailed), self._load_ended),
             **dict.fromkeys((ev.ReplicaUp, ev.ReplicaDown, ev.ScrapeStarted, ev.ReplicaSampled), self._replica),
             **dict.fromkeys((ev.TiersObserved, ev.StepsObserved, ev.ProbeLost, ev.EngineFinished), self._probed),
@@ -111,6 +123,7 @@ class RowFold:
             event.path,
             event.prompt_tokens,
             digest=self._digest(event.adapter),
+            change=tried_on(self.state.rollouts, "tenant", event.tenant),
         )
 
     def _dispatched(self, event: ev.RequestDispatched, out: Emitted) -> None:
@@ -141,6 +154,12 @@ class RowFold:
             view.in_flight = view.at_mark = 0
             view.probed = False
 
+    def _rollout(self, event: ev.RolloutSet | ev.RolloutEnded, out: Emitted) -> None:
+        if isinstance(event, ev.RolloutSet) and event.members is not None:
+            self.state.rollouts[event.change] = Tried(event.unit, dict.fromkeys(event.members))
+        else:
+            self.state.rollouts.pop(event.change, None)
+
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _command(self, at: int, command: ev.Command, out: Emitted) -> None:
@@ -152,6 +171,7 @@ class RowFold:
                 self._decided(at, row, command.decision, out)
                 row.replica, row.attempt, row.dispatched = command.replica, command.attempt, at
                 row.engine = None  # of an attempt that failed
+                row.replica_change = tried_on(state.rollouts, "replica", command.replica)
                 row.digest = self._digest(row.adapter)
                 state.replicas.setdefault(command.replica, ReplicaView()).in_flight += 1
             case ev.Queue():

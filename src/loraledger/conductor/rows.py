@@ -41,6 +41,10 @@ class OpenRow(msgspec.Struct):
     """Of the files that answer it: an adapter may get new ones while it runs."""
     engine: ev.EngineFinished | None = None
     """How it went inside its engine, where a probe tells."""
+    change: str | None = None
+    """What was being tried on its tenant when it came."""
+    replica_change: str | None = None
+    """What was being tried on the replica when it was sent there."""
 
 
 class ReplicaView(msgspec.Struct):
@@ -56,6 +60,21 @@ class ReplicaView(msgspec.Struct):
     """A probe inside the engine answers: it will tell how each request went there."""
     steps: ev.StepsObserved | None = None
     """The last steps that it told of."""
+
+
+class Tried(msgspec.Struct):
+    """On whom a change is being tried: ``members`` are tenants or replicas, by ``unit``."""
+
+    unit: str
+    members: dict[str, None]
+
+
+def tried_on(changes: dict[str, Tried], unit: str, name: str) -> str | None:
+    """The change that is being tried on ``name``, the last that was set."""
+    for change, tried in reversed(changes.items()):
+        if tried.unit == unit and name in tried.members:
+            return change
+    return None
 
 
 LARGEST = 2**60
@@ -126,6 +145,7 @@ def request_columns(row: OpenRow, measured: ev.Measured) -> Row:
         "stream": row.stream,
         "retries": max(0, row.attempt - 1),
         "path": row.path,
+        "change_id": row.change or row.replica_change,
         **(_engine_columns(row, measured, row.engine) if row.engine is not None else {}),
     }
 

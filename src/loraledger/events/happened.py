@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from loraledger.events.words import AdapterSpec, HitClass, Measured, MoveVerb, Status, Tier
@@ -273,6 +275,26 @@ class Wake(_Event, frozen=True):
     """The time that the kernel asked to be stepped at has come."""
 
 
+class RolloutSet(_Event, frozen=True):
+    """A change begins to be tried on ``members`` (tenants or replicas) alone; or, with ``members`` ``None``, it holds for all.
+
+    ``variable``: ``policy``, ``policy.PARAM`` or ``tenant.concurrency`` of tenants, ``pins`` of replicas. ``value``: what it is to
+    be, JSON. Set again with the same content, nothing changes.
+    """
+
+    change: str
+    variable: str
+    value: str
+    unit: Literal["tenant", "replica"]
+    members: tuple[str, ...] | None
+
+
+class RolloutEnded(_Event, frozen=True):
+    """A change is tried no more: everybody has again what the settings say."""
+
+    change: str
+
+
 # fmt: off
 Event = (
     RequestArrived | RequestDispatched | RequestFirstToken | RequestFinished | RequestCancelled | AttemptFailed
@@ -280,5 +302,6 @@ Event = (
     | TiersObserved | FloorObserved | StepsObserved | EngineFinished | ProbeLost
     | ScrapeStarted | ReplicaSampled | ReplicaUp | ReplicaDown
     | AdapterDeclared | AdapterRetired | DrainAsked | LoadAsked | UnloadAsked | MoveAsked | GatewayStarted | Wake
+    | RolloutSet | RolloutEnded
 )
 # fmt: on

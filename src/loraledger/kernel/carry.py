@@ -2,11 +2,12 @@
 
 A restart with a changed file must not forget what the changed lines do not touch: a replica of the same name keeps its estimates,
 and, if its slots and host entries are the same, its believed tiers and registrations; an adapter of the same name and digest
-keeps its rates, its placement set, and what is held against it.
+keeps its rates, its placement set, and what is held against it. Rollouts go on, with those of their members that are left.
 """
 
 from __future__ import annotations
 
+from loraledger.kernel import rollout
 from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.loads import FOREVER, set_aside
 from loraledger.kernel.settings import FleetSettings
@@ -39,6 +40,7 @@ def carry_over(old: FleetState, settings: FleetSettings) -> FleetState:
         for registration in replica.registrations.values():
             if registration.permanent:
                 registration.permanent, registration.retry_at = False, 0
+    rollout.carry(old, new, settings)
     return new
 
 

@@ -10,7 +10,7 @@ from loraledger import events as ev
 from loraledger.kernel import failures, loads, pins, replicas, routing
 from loraledger.kernel.fresh import declare, desire
 from loraledger.kernel.policy import Policy
-from loraledger.kernel.state import Turn
+from loraledger.kernel.turn import Turn
 
 
 def declared(turn: Turn, policy: Policy, event: ev.AdapterDeclared) -> None:

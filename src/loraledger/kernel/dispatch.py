@@ -12,7 +12,8 @@ from loraledger.events import Decision, Dispatch, HitClass, ResidencyChange
 from loraledger.kernel import fairness
 from loraledger.kernel.cost import load_time, tier_of
 from loraledger.kernel.residency import Registration
-from loraledger.kernel.state import AdapterState, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import AdapterState, ReplicaState, RequestState
+from loraledger.kernel.turn import Turn
 from loraledger.tiers import Movement
 
 

@@ -31,7 +31,8 @@ from loraledger.kernel import loads, queues
 from loraledger.kernel.dispatch import release
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.routing import deactivate, pump, settle
-from loraledger.kernel.state import AdapterState, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import AdapterState, ReplicaState, RequestState
+from loraledger.kernel.turn import Turn
 
 NOT_REGISTERED = "not_registered"
 """Reason of an attempt that the engine refused because it does not know the name: it did no work."""

@@ -31,7 +31,8 @@ from loraledger.kernel.cost import tier_of
 from loraledger.kernel.holding import Holding
 from loraledger.kernel.policy import Choice, Policy
 from loraledger.kernel.settings import MS, SECOND
-from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState
+from loraledger.kernel.turn import Turn
 
 SHARE: Final = 8
 WINDOW: Final = 1_024

@@ -13,13 +13,15 @@ from heapq import heappop
 import msgspec
 
 from loraledger import events as ev
-from loraledger.kernel import catalog, failures, fairness, loads, observing, pins, replicas, requests, routing
+from loraledger.kernel import catalog, failures, fairness, loads, observing, pins, replicas, requests, rollout, routing
+from loraledger.kernel.arms import arms as arms_of
 from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.rewind import rewind
 from loraledger.kernel.settings import FleetSettings
-from loraledger.kernel.state import FleetState, Turn
+from loraledger.kernel.state import FleetState
+from loraledger.kernel.turn import Turn
 
 _ENCODER = msgspec.msgpack.Encoder()
 """Dicts keep their order: it is the order of the queues and of the LRU lists."""
@@ -39,6 +41,7 @@ class Fleet:
         for replica in self.state.replicas.values():
             replica.reckon()
         fairness.recount(self.state)
+        self.arms = arms_of(settings, self.state)
         self._handlers: dict[type, Callable[..., None]] = _handlers()
 
     @classmethod
@@ -63,7 +66,7 @@ class Fleet:
         timers = state.timers
         if event.at > state.now:
             state.now = event.at
-        turn = Turn(self.settings, state, state.now)
+        turn = Turn(self.settings, state, state.now, self.arms)
         due = bool(timers) and timers[0][0] <= turn.now
         if due:
             requests.expire(turn)
@@ -108,6 +111,8 @@ def _handlers() -> dict[type, Callable[..., None]]:
         ev.UnloadAsked: catalog.unload_asked,
         ev.GatewayStarted: _gateway_started,
         ev.Wake: _wake,
+        ev.RolloutSet: rollout.begun,
+        ev.RolloutEnded: rollout.ended,
     }
 
 

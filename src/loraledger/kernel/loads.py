@@ -13,7 +13,8 @@ from loraledger.kernel.dispatch import note, use
 from loraledger.kernel.observed import keep
 from loraledger.kernel.residency import Registration, Trigger
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import AdapterState, ReplicaState, Turn
+from loraledger.kernel.state import AdapterState, ReplicaState
+from loraledger.kernel.turn import Turn
 
 FOREVER = 1 << 62
 """A time that never comes: parked until something is declared anew."""

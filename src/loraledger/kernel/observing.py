@@ -30,7 +30,8 @@ from loraledger.kernel import pins
 from loraledger.kernel.observed import Observed, keep
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import ReplicaState, Turn
+from loraledger.kernel.state import ReplicaState
+from loraledger.kernel.turn import Turn
 from loraledger.tiers import EngineTiers
 
 MOVING = 10 * SECOND

@@ -20,6 +20,7 @@ operator's and are left alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from loraledger.events import Move, MoveVerb
@@ -27,7 +28,8 @@ from loraledger.kernel import loads
 from loraledger.kernel.pin import Pin
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import ReplicaState, Turn
+from loraledger.kernel.state import ReplicaState
+from loraledger.kernel.turn import Turn
 
 SPARE: Final = 1
 """Slots of each replica that pins leave to the others. The probe refuses to pin the last one too."""
@@ -75,6 +77,18 @@ def keep(turn: Turn, replica: ReplicaState) -> None:
         pin = replica.pins[name]
         if not pin.engine_name and _due(turn, replica, name, pin) and _begin(turn, replica, name, pin):
             return
+
+
+def rank(replica: ReplicaState, ranking: Iterable[str]) -> None:
+    """From now on ``ranking`` is that of ``replica``; what was pinned by another one is given up when the lists are next told."""
+    before = replica.pins
+    replica.pins = {name: before.get(name) or Pin() for name in ranking}
+    for pin in replica.pins.values():
+        pin.ranked = True
+    for name, pin in before.items():
+        if name not in replica.pins and pin.engine_name:
+            pin.ranked = False
+            replica.pins[name] = pin
 
 
 def answered(turn: Turn, command: int, failure: tuple[str, bool] | None) -> None:

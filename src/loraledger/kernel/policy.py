@@ -3,6 +3,9 @@
 ``choose`` never changes state (``pool`` may keep a policy's own books there), and sees only feasible replicas: up, not draining,
 not doubted, with a seat, KV headroom and a large enough rank for this adapter, and without a load of it parked there. It returns
 its candidates best first, so that each decision can be explained.
+
+While a policy is tried on some tenants, two decide. What one keeps in the state from one decision to the next is a field of
+``Books``, of which each has its own (see ``arms``).
 """
 
 from __future__ import annotations

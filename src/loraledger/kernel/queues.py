@@ -13,7 +13,8 @@ from heapq import heappop, heappush
 
 from loraledger.events import Decision, Queue, Reject, Status
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import RequestState, TenantState, Turn
+from loraledger.kernel.state import RequestState, TenantState
+from loraledger.kernel.turn import Turn
 
 LOOK_AHEAD = 8
 """Requests of one tenant that are tried in one round."""

@@ -9,7 +9,8 @@ from loraledger.kernel.policy import Policy
 from loraledger.kernel.rendezvous import weight
 from loraledger.kernel.residency import Registration
 from loraledger.kernel.routing import pump, settle_waiters
-from loraledger.kernel.state import AdapterState, ReplicaState, Turn
+from loraledger.kernel.state import AdapterState, ReplicaState
+from loraledger.kernel.turn import Turn
 
 
 def up(turn: Turn, policy: Policy, event: ReplicaUp) -> None:

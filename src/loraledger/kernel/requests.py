@@ -13,7 +13,8 @@ from loraledger.kernel.cost import note_arrival
 from loraledger.kernel.dispatch import first_token, release
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.settings import SECOND
-from loraledger.kernel.state import FleetState, RequestState, Turn
+from loraledger.kernel.state import FleetState, RequestState
+from loraledger.kernel.turn import Turn
 
 HOPELESS: Final = 8
 """A prompt is refused when its estimate is over so many times what the largest KV cache holds. Estimates come from bytes, some four

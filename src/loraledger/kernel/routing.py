@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from loraledger.events import Decision
 from loraledger.kernel import fairness, loads, queues
+from loraledger.kernel.arms import own_books
 from loraledger.kernel.cost import needs_verifying
 from loraledger.kernel.dispatch import send
 from loraledger.kernel.policy import Policy
-from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState, Turn
+from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState
+from loraledger.kernel.turn import Turn
 
 
 def feasible_for(
@@ -45,6 +47,14 @@ def fits(replica: ReplicaState, request: RequestState, adapter: AdapterState | N
 
 def route(turn: Turn, policy: Policy, request: RequestState) -> bool:
     """Place ``request``; ``False`` if no replica may take it now and it should wait."""
+    arm = turn.arms.get(request.tenant) if turn.arms else None
+    if arm is None:
+        return _route(turn, policy, request)
+    with own_books(turn.state, arm):
+        return _route(turn, arm.policy, request)
+
+
+def _route(turn: Turn, policy: Policy, request: RequestState) -> bool:
     state = turn.state
     adapter = None
     if request.adapter is not None:

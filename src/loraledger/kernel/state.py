@@ -6,18 +6,18 @@ is ever visible, so the same events give the same commands in any process. Times
 
 from __future__ import annotations
 
-from heapq import heappush
 from typing import Literal
 
 import msgspec
 
-from loraledger.events import AdapterSpec, Command, Decision, FloorObserved, ResidencyChange
+from loraledger.events import AdapterSpec, Decision, FloorObserved
 from loraledger.kernel.estimates import Estimate
 from loraledger.kernel.holding import Holding
 from loraledger.kernel.observed import Activity, Observed
 from loraledger.kernel.pin import Pin
 from loraledger.kernel.residency import Registration
-from loraledger.kernel.settings import FleetSettings, ReplicaSpec, TenantSpec
+from loraledger.kernel.rollout_state import Books, Rollout
+from loraledger.kernel.settings import ReplicaSpec, TenantSpec
 from loraledger.kernel.shares import Shares
 from loraledger.tiers import EngineTiers
 
@@ -177,7 +177,7 @@ class AdapterState(msgspec.Struct):
 
 
 class TenantState(msgspec.Struct):
-    """One tenant's use of the gateway."""
+    """One tenant's use of the gateway. ``spec``: with the concurrency that a rollout gave it."""
 
     spec: TenantSpec
     active: int = 0
@@ -215,36 +215,7 @@ class FleetState(msgspec.Struct):
     counters: dict[str, int] = {}
     shares: Shares | None = None
     """Copies by share of the load: of the one policy that keeps some."""
-
-
-class Turn(msgspec.Struct):
-    """One step in the making: the state, the time, and what the step has decided so far."""
-
-    settings: FleetSettings
-    state: FleetState
-    now: int
-    commands: list[Command] = []
-    changes: list[ResidencyChange] = []
-
-    def count(self, name: str) -> None:
-        """Add one to a named counter."""
-        counters = self.state.counters
-        counters[name] = counters.get(name, 0) + 1
-
-    def drift(self, replica: ReplicaState, kind: str) -> None:
-        """What the engine shows contradicts what was believed: counted, never an error."""
-        replica.drift[kind] = replica.drift.get(kind, 0) + 1
-        self.count(f"drift:{kind}")
-
-    def wake(self, at: int) -> None:
-        """Ask to be stepped at ``at``."""
-        if at not in self.state.wakes:
-            self.state.wakes[at] = None
-            heappush(self.state.timers, (at, ""))
-
-    def command_id(self, replica: str, adapter: str) -> int:
-        """A fresh id for a command whose outcome will be reported."""
-        number = self.state.next_command
-        self.state.next_command = number + 1
-        self.state.commands[number] = (replica, adapter)
-        return number
+    rollouts: dict[str, Rollout] = {}
+    """By change, the first that was set first: where two bear on one variable, the later one holds."""
+    books: dict[str, Books] = {}
+    """Of the policies of rollouts, by the changes that they decide under."""
