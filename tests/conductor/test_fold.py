@@ -358,6 +358,19 @@ def test_open_requests_are_shown_without_a_status_and_stay_open() -> None:
     assert fold.state.open == {}
 
 
+def test_an_open_request_that_streams_is_not_shown_as_waiting_for_its_first_token() -> None:
+    desk = Desk(settings_of(1, 1))
+    desk.arrive("q1")
+    desk.sent("q1")
+    desk.first_token("q1")
+    came = desk.now
+    fold = desk.conductor.fold
+    ((_, shown),) = fold.open_rows()
+    assert (shown["status"], shown["first_token_ns"], shown["last_token_ns"]) == (None, came, None)
+    ((_, left),) = RowFold(decode_fold(encode_fold(fold.state))).close_open()
+    assert (left["status"], left["first_token_ns"]) == ("gateway_crashed", came)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_each_request_that_ended_has_exactly_one_row(seed: int) -> None:
     policy = policy_names()[seed % len(policy_names())]

@@ -64,6 +64,7 @@ class RowFold:
         self._handlers: dict[type, Callable[..., None]] = {
             ev.RequestArrived: self._arrived,
             ev.RequestDispatched: self._dispatched,
+            ev.RequestFirstToken: self._first_token,
             ev.RequestFinished: self._finished,
             ev.RequestCancelled: self._cancelled,
             ev.AttemptFailed: self._attempt_failed,
@@ -136,6 +137,10 @@ class RowFold:
 
     def _cancelled(self, event: ev.RequestCancelled, out: Emitted) -> None:
         self._close(event.at, event.request, event.measured, "client_gone", None, "client_gone", out)
+
+    def _first_token(self, event: ev.RequestFirstToken, out: Emitted) -> None:
+        if (row := self.state.open.get(event.request)) is not None:
+            row.first_token = event.at
 
     def _attempt_failed(self, event: ev.AttemptFailed, out: Emitted) -> None:
         row = self.state.open.get(event.request)

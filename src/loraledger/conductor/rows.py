@@ -45,6 +45,8 @@ class OpenRow(msgspec.Struct):
     """What was being tried on its tenant when it came."""
     replica_change: str | None = None
     """What was being tried on the replica when it was sent there."""
+    first_token: int | None = None
+    """As the boundary told it when it came; what was measured takes its place at the end."""
 
 
 class ReplicaView(msgspec.Struct):
@@ -132,7 +134,7 @@ def request_columns(row: OpenRow, measured: ev.Measured) -> Row:
         "load_start_ns": row.load_start,
         "load_end_ns": row.load_end,
         "first_byte_ns": measured.first_byte,
-        "first_token_ns": measured.first_token,
+        "first_token_ns": row.first_token if measured.first_token is None else measured.first_token,
         "first_answer_ns": measured.first_answer,
         "last_token_ns": measured.last_token,
         "itl_mean_ns": measured.itl_mean,
