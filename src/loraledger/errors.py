@@ -11,6 +11,7 @@
     │   ├── UnknownPathError           404 unknown_path
     │   ├── MethodError                405 method_not_allowed
     │   ├── SlowRequestError           408 request_timeout
+    │   ├── ConflictError              409 conflict
     │   ├── TooLargeError              413 body_too_large
     │   ├── MediaTypeError             415 unsupported_media_type
     │   ├── ExpectationError           417 expectation_failed
@@ -101,6 +102,13 @@ class SlowRequestError(CallerError):
 
     status = 408
     code = "request_timeout"
+
+
+class ConflictError(CallerError):
+    """What is asked does not fit how things stand now."""
+
+    status = 409
+    code = "conflict"
 
 
 class TooLargeError(CallerError):

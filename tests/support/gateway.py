@@ -68,6 +68,8 @@ class GatewayProcess:
         self.control = f"http://127.0.0.1:{self.control_port}"
         self.config = folder / "loraledger.yaml"
         self.process: subprocess.Popen[bytes] | None = None
+        self.program: list[str] = ["-m", "loraledger.cli.main"]
+        """What Python is told to run."""
         self._settings = dict(settings)
 
     def start(self, replicas_up: int) -> Self:
@@ -79,7 +81,7 @@ class GatewayProcess:
         }
         self.config.write_text(json.dumps({**own, **self._settings}), encoding="utf-8")
         with (self.folder / "gateway.log").open("ab") as log:
-            command = [sys.executable, "-m", "loraledger.cli.main", "serve", "--config", str(self.config)]
+            command = [sys.executable, *self.program, "serve", "--config", str(self.config)]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "PYTHONHASHSEED": "7"})
         self.wait(lambda: len(self.summary().get("replicas_up", ())) >= replicas_up, f"{replicas_up} replicas to be up")
         return self

@@ -127,8 +127,8 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Body of a drain or a rescan: none, or ``{}``."""
 
 
-def control_app(plane: ControlPort) -> Starlette:
-    """The control plane of ``plane`` as an ASGI application."""
+def control_app(plane: ControlPort, more: Sequence[Route] = ()) -> Starlette:
+    """The control plane of ``plane`` as an ASGI application, with ``more`` routes."""
     api = _Control(plane)
     routes = [
         Route("/health", api.health),
@@ -153,6 +153,7 @@ def control_app(plane: ControlPort) -> Starlette:
         Route("/api/tenants", api.tenants),
         Route("/api/requests", api.requests),
         Route("/api/decisions", api.decisions),
+        *more,
     ]
     app = Starlette(
         routes=routes,

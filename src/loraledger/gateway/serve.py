@@ -35,8 +35,10 @@ from loraledger.errors import ConfigError, InputFileError, TargetError, Unavaila
 from loraledger.events import CommandFailed, Event, GatewayStarted, ReplicaDown, ReplicaUp
 from loraledger.gateway import assemble
 from loraledger.gateway.accounts import Accountant
+from loraledger.gateway.changes import ChangeDesk
 from loraledger.gateway.clock import WallClock
 from loraledger.gateway.control import control_app
+from loraledger.gateway.control_changes import change_routes
 from loraledger.gateway.ledger_view import ledger_series
 from loraledger.gateway.listener import DataPlane
 from loraledger.gateway.metrics import GatewayMetrics, edge_gauges
@@ -71,6 +73,7 @@ class Gateway:
             name: deque(maxlen=RECENT) for name in ("requests", "decisions", "residency", "samples")
         }
         self.metrics = GatewayMetrics(settings.limits.metrics_adapters)
+        self.changes = ChangeDesk(self)
         self._performer = LivePerformer()
         self.journal: Journal | None = None
         self.plane: DataPlane | None = None
@@ -124,6 +127,7 @@ class Gateway:
         record = self.settings.record
         self.journal = Journal.open(record.dir, record.segment_bytes, head)
         self.conductor.journal = self.journal
+        self.changes.open(record.dir)
         control = self._bind_control()
         plane = DataPlane(
             assemble.plane_settings(self.settings),
@@ -141,12 +145,14 @@ class Gateway:
         }
         self._performer.drivers = drivers
         self.feed(GatewayStarted(self.clock(), __version__, self.config_digest))
+        self.changes.resume()
         await plane.start(self.settings.listen.host, self.settings.listen.port)
         for name, driver in drivers.items():
             self._supervise(f"driver of {name}", driver.run)
         self._supervise("journal sync", self._sync)
         self._supervise("compaction", self._compact)
         self._supervise("sweep of the store", self._sweep)
+        self._supervise("changes", self.changes.watch)
         await self._start_control(control)
 
     async def stop(self) -> None:
@@ -161,6 +167,7 @@ class Gateway:
         if self._control is not None:
             self._control.should_exit = True
             await self._control_task
+        await self.changes.close()
         if self._alarm_handle is not None:
             self._alarm_handle.cancel()
         if self.journal is not None:
@@ -262,6 +269,8 @@ class Gateway:
         for table, row in rows:
             self.recent[table].append(row)
         self.metrics.observe(rows)
+        if self.changes.watching:
+            self.changes.observe(rows)
 
     def _arm(self, at: int | None) -> None:
         if self._alarm_handle is not None:
@@ -320,7 +329,9 @@ class Gateway:
             raise TargetError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
     async def _start_control(self, listener: socket.socket) -> None:
-        config = uvicorn.Config(control_app(self), log_level="warning", access_log=False, lifespan="off")
+        config = uvicorn.Config(
+            control_app(self, change_routes(self.changes)), log_level="warning", access_log=False, lifespan="off"
+        )
         self._control = _ControlServer(config)
         self._control_task = asyncio.get_running_loop().create_task(self._control.serve([listener]))
         while not self._control.started:
@@ -353,7 +364,7 @@ class Gateway:
         plane = self.plane
         assert plane is not None
         edge, ledgers = edge_gauges(plane.connections, plane.held_bytes), ledger_series(self.ledgers(on_disk=False))
-        return self.metrics.text(self.state, self.journal, plane.refused, chain(edge, ledgers))
+        return self.metrics.text(self.state, self.journal, plane.refused, chain(edge, ledgers, self.changes.series()))
 
     def ledgers(self, replica: str | None = None, *, on_disk: bool = True) -> Iterator[tuple[Ledger, Limit]]:
         """The three accounts of each replica, or of one, and which of them limits it."""
