@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed signals peers limits chaos fuzz format clean
+.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed diagnosis signals peers limits chaos fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -74,6 +74,13 @@ speed: $(STAMP)  ## how fast a replay is beside its peers; writes its tables int
 	mkdir -p .cache
 	$(BIN)/python -m benchmarks.replay_speed --long --markdown > .cache/speed.md
 	$(BIN)/python tools/section.py docs/accuracy.md speed < .cache/speed.md
+
+diagnosis: $(STAMP)  ## incidents drawn on twins, diagnosed: confusion matrices; writes docs/benchmarks.md, ten minutes
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.diagnosis --markdown > .cache/diagnosis.md
+	$(BIN)/python tools/section.py docs/benchmarks.md diagnosis < .cache/diagnosis.md
+	$(BIN)/python -m benchmarks.diagnosis --first-seed 100 --markdown > .cache/diagnosis-unseen.md
+	$(BIN)/python tools/section.py docs/benchmarks.md diagnosis-unseen < .cache/diagnosis-unseen.md
 
 signals: $(STAMP)  ## diagnose and advise over 100 million requests, made in .cache first (8 GB); writes docs/benchmarks.md
 	mkdir -p .cache
