@@ -168,12 +168,12 @@ def happenings() -> list[tuple[float, ev.Event]]:
     return [
         (0.3, rolled_out(0, "c1", "policy", "dynamo-lora", ["duff"], "tenant")),
         (0.6, rolled_out(0, "c2", "pins", ranking, ["r1"], "replica")),
-        (0.9, rolled_out(0, "c3", "tenant.concurrency", 2, ["egal"], "tenant")),
+        (0.9, rolled_out(0, "c3", "tenant.concurrency", 2, ["even"], "tenant")),
         (1.5, rolled_out(0, "c1", "policy", "dynamo-lora", None, "tenant")),
-        (1.8, rolled_out(0, "c4", "policy.tick_s", 0.5, ["acme", "egal"], "tenant")),
+        (1.8, rolled_out(0, "c4", "policy.tick_s", 0.5, ["acme", "even"], "tenant")),
         (2.4, ev.RolloutEnded(0, "c3")),
         (2.7, ev.RolloutEnded(0, "c1")),
-        (3.0, rolled_out(0, "c5", "policy", "round-robin", ["duff", "egal"], "tenant")),
+        (3.0, rolled_out(0, "c5", "policy", "round-robin", ["duff", "even"], "tenant")),
     ]
 
 
@@ -181,7 +181,7 @@ def happenings() -> list[tuple[float, ev.Event]]:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     directory = tmp_path_factory.mktemp("journal")
     settings = settings_for(3, adapters(16))
-    tenants = tuple(TenantSpec(name, 20, 10_000) for name in ("acme", "duff", "egal"))
+    tenants = tuple(TenantSpec(name, 20, 10_000) for name in ("acme", "duff", "even"))
     fleet = virtual(msgspec.structs.replace(settings, tenants=tenants), start=T0)
     rng = random.Random(3)
     trace = [

@@ -69,7 +69,14 @@ def test_of_two_that_cost_the_same_the_one_with_more_memory_after_the_floors_is_
 
 
 def test_who_misses_comes_after_who_meets_and_by_how_much_is_missed() -> None:
-    common: dict[str, Any] = {"policy": "p", "units": 1, "slots": 8, "usable_bytes": 1, "ttft_p99": 1.0, "saturated": False}
+    common: dict[str, Any] = {
+        "policy": "p",
+        "units": 1,
+        "slots": 8,
+        "usable_bytes": 1,
+        "ttft_p99": 1.0,
+        "saturated": False,
+    }
     dear = Point(offer="dear", cost_micro=900, meets=True, met=0.99, **common)
     near = Point(offer="near", cost_micro=800, meets=False, met=0.98, **common)
     far = Point(offer="far", cost_micro=1, meets=False, met=0.10, **common)
