@@ -106,3 +106,21 @@ def test_one_way_to_print_is_chosen(cli: Cli, record: Path) -> None:
 def test_a_pipe_gets_whole_rows(record: Path, tmp_path: Path) -> None:
     out, _ = on_a_terminal(tmp_path, 40, "query", "SELECT repeat('long ', 50) AS name", "--record", str(record))
     assert "long " * 49 in out.decode()
+
+
+def test_a_name_that_a_query_gives_a_column_is_printed_without_what_a_terminal_obeys(cli: Cli, record: Path) -> None:
+    done = cli("query", 'SELECT 7 AS "\x1b[31mred"', "--record", record)
+    assert "\x1b" not in done.out
+    assert done.out.split()[-1] == "7"
+
+
+def test_a_query_that_is_not_utf_8_is_refused(cli: Cli, record: Path) -> None:
+    done = cli("query", "SELECT '\udcff'", "--record", record)
+    assert (done.code, "not UTF-8" in done.err) == (2, True)
+
+
+def test_a_value_that_cannot_be_shown_is_refused(cli: Cli, record: Path) -> None:
+    done = cli("query", "SELECT interval '178000000 years' AS long", "--record", record)
+    assert (done.code, "have it cast to VARCHAR" in done.err) == (2, True)
+    cast = cli("query", "SELECT (interval '178000000 years')::VARCHAR AS long", "--record", record, "--csv")
+    assert cast.out.splitlines()[1] == "178000000 years"

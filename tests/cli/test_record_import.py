@@ -95,7 +95,7 @@ def test_the_document_says_how_much_of_each_column_is_filled(cli: Cli, log: Path
 @pytest.mark.parametrize(
     ("words", "code", "complaint"),
     [
-        (["--map", "arived=when"], 2, "is arrived meant?"),
+        (["--map", "arrivd=when"], 2, "is arrived meant?"),
         (["--map", "id=request"], 2, "no entry says when a request arrived"),
         ([], 2, "Missing option '--map'"),
         (["--map", "arrived=time"], 3, "nothing in it is named 'time'"),
@@ -119,3 +119,10 @@ def test_the_record_of_a_gateway_is_left_alone(cli: Cli, log: Path, fleet: Fleet
     done = cli("record", "import", log, *MAP, "--out", fleet.gateway.record)
     assert done.code == 3
     assert "is the record of a gateway" in done.err
+
+
+@pytest.mark.parametrize("base", ["", " ", "\x1b[31m", "b\udcff", "x" * 2000])
+def test_a_name_for_the_base_that_no_row_may_hold_is_refused(cli: Cli, log: Path, base: str) -> None:
+    done = cli("record", "import", log, *MAP, "--base", base, "--out", "record")
+    assert done.code == 2
+    assert "\x1b" not in done.err

@@ -225,3 +225,9 @@ def test_tables_fit_eighty_columns_of_a_terminal(record: Path, tmp_path: Path) -
     lines = out.decode().splitlines()
     tables = [line for line in lines if not line.startswith(("2026", "beside", "-", " "))]
     assert max(len(line) for line in tables if not line.startswith("by ")) <= 80
+
+
+@pytest.mark.parametrize("verb", ["signals", "diagnose", "advise"])
+def test_places_that_no_engine_has_are_refused(cli: Cli, record: Path, verb: str) -> None:
+    done = cli(verb, "--record", record, "--slots", str(2**63))
+    assert (done.code, "--slots" in done.err) == (2, True)

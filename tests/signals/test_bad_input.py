@@ -123,6 +123,33 @@ def test_a_negative_duration_is_unknown(tmp_path: Path, column: str) -> None:
     assert (signals.quality.backwards, total(signals).ttft, total(signals).split) == (1, None, None)
 
 
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**63)])
+def test_parts_that_no_sum_can_hold_are_unknown_and_stop_nothing(tmp_path: Path, value: int) -> None:
+    parts = (
+        "queued_ns",
+        "engine_queue_ns",
+        "engine_prefill_ns",
+        "engine_stall_ns",
+        "engine_load_ns",
+        "engine_activation_ns",
+    )
+    bad = [request(**{part: value}) for part in parts] + [request(**dict.fromkeys(parts, value))]
+    far = request(dispatched_ns=2**63 - 1, load_start_ns=0, load_end_ns=2**63 - 1, finished_ns=None, engine_queue_ns=5)
+    signals = measured(record(tmp_path, [*bad, far, request()]))
+    assert signals.quality.backwards == len(bad)
+    ttft = total(signals).ttft
+    assert ttft is not None
+    assert (total(signals).requests, ttft.n) == (len(bad) + 2, 2)
+
+
+def test_a_log_that_says_when_a_request_ended_and_not_how_accuses_nobody_of_waiting(tmp_path: Path) -> None:
+    ended = request(status=None, first_token_ns=None, last_token_ns=None)
+    group = total(measured(record(tmp_path, [ended, ended | {"id": "other"}])))
+    assert (group.attainment, group.oldest_wait, group.ttft) == (None, None, None)
+    waits = total(measured(record(tmp_path, [ended | {"finished_ns": None}])))
+    assert (waits.attainment, waits.oldest_wait) == (0.0, 60.0)
+
+
 def test_of_rows_with_one_id_the_one_that_ended_last_counts(tmp_path: Path) -> None:
     rows = [
         request(id="twice", status="gateway_crashed", finished_ns=None, first_token_ns=None, engine_version="older"),

@@ -70,12 +70,13 @@ def import_(
 
     The same file again replaces what it gave before; other files are added. Exit code 3: a row is bad, or a name is not there.
     """
-    from loraledger.record.importing import parse_map, rows_of
+    from loraledger.record.importing import base_name, parse_map, rows_of
     from loraledger.record.lines import BadRows
     from loraledger.record.parquet import write_parquet
 
     with usage():
         mapped = parse_map(map_)
+        base = None if base is None else base_name(base)
     _check_out(out)
     bad = BadRows(printable(str(file)), skip=skip_bad)
     label = _label(file)

@@ -47,7 +47,9 @@ _LONGEST: Final = 366 * 86_400 * NS_PER_S
 _LARGEST: Final = 2**60
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{0,30})?(?:[eE][+-]?[0-9]{1,2})?")
 _WHOLE: Final = re.compile(r"-?[0-9]{1,18}(?:\.0*)?")
-_MOMENT: Final = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)? ?(Z|UTC|[+-]\d\d:?\d\d)?")
+_MOMENT: Final = re.compile(
+    r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9})\d*)? ?(Z|UTC|[+-]\d\d:?\d\d)?", re.ASCII
+)
 _STATUS: Final = {
     429: "rejected",
     499: "client_gone",
@@ -83,6 +85,13 @@ def parse_map(entries: Sequence[str]) -> tuple[Mapped, ...]:
     if "arrived_ns" not in columns:
         raise ValueError("no entry says when a request arrived: add arrived=NAME, or arrived=NAME:ms for a number")
     return mapped
+
+
+def base_name(text: str) -> str:
+    """The base model's name as a row may hold it. Raises ``ValueError``."""
+    if not text.strip():
+        raise ValueError("--base is empty: name the base model, or leave it out")
+    return _name(text.strip())
 
 
 def keys() -> list[str]:

@@ -6,10 +6,12 @@ to ``cut_5`` the same, cut at the first token. So no part is negative, with the 
 requests is the difference of two sums of cuts, in whole ns. A load is waited for from the later of its start and the arrival,
 and at most for what the time to dispatch leaves beside the queue: the same ns is never in both.
 
-**A clock that went back** shows as an end before its beginning (``back``). Such a request keeps its counts and loses its durations.
+**A clock that went back** shows as an end before its beginning (``back``). Such a request keeps its counts and loses its durations,
+and so does one with a part that is negative or longer than a year: no sum of parts leaves 64 bits.
 
 **Judged** by an objective is who could have got a first token and would have told of it: not calls that were not streamed, nor
-those that the client got wrong or gave up, nor those that a crash of the gateway forgot. Who was refused, failed, or still waits
+those that the client got wrong or gave up, nor those that a crash of the gateway forgot, nor those of a log that says when they
+ended and not how. Who was refused, failed, or still waits
 and has waited for longer than the objective, missed it.
 
 Columns of ``parted``: ``ours`` is 0 for what the client got wrong, which has no figure but its status. Flags are 0 or 1.
@@ -20,25 +22,32 @@ from __future__ import annotations
 from typing import Final
 
 from loraledger.signals.scope import Scope
+from loraledger.units import NS_PER_S
 
+_YEAR: Final = str(366 * 86_400 * NS_PER_S)
 _CLOCKED: Final = """
 SELECT replica, tenant, adapter, COALESCE(hit_class, 'undecided') AS class, COALESCE(status, 'open') AS status, stream,
        COALESCE(engine_access, 'undecided') AS access, arrived_ns, dispatched_ns, first_token_ns, finished_ns, load_start_ns,
-       load_end_ns, COALESCE(queued_ns, 0) AS queued, COALESCE(engine_queue_ns, 0) AS engine_queue,
-       COALESCE(engine_stall_ns, COALESCE(engine_load_ns, 0) + COALESCE(engine_activation_ns, 0)) AS stall,
-       COALESCE(engine_prefill_ns, 0) AS prefill,
+       load_end_ns, CASE WHEN queued_ns BETWEEN 0 AND YEAR THEN queued_ns ELSE 0 END AS queued,
+       CASE WHEN engine_queue_ns BETWEEN 0 AND YEAR THEN engine_queue_ns ELSE 0 END AS engine_queue,
+       CASE WHEN engine_stall_ns BETWEEN 0 AND YEAR THEN engine_stall_ns WHEN engine_stall_ns IS NOT NULL THEN 0
+            ELSE CASE WHEN engine_load_ns BETWEEN 0 AND YEAR THEN engine_load_ns ELSE 0 END
+                 + CASE WHEN engine_activation_ns BETWEEN 0 AND YEAR THEN engine_activation_ns ELSE 0 END END AS stall,
+       CASE WHEN engine_prefill_ns BETWEEN 0 AND YEAR THEN engine_prefill_ns ELSE 0 END AS prefill,
        CASE WHEN engine_queue_ns IS NOT NULL AND engine_prefill_ns IS NOT NULL THEN 1 ELSE 0 END AS probed,
        CASE WHEN engine_stall_ns IS NOT NULL OR engine_load_ns IS NOT NULL OR engine_activation_ns IS NOT NULL
                  OR hit_class IN ('gpu', 'base') THEN 1 ELSE 0 END AS prepared,
        CASE WHEN status = 'client_error' THEN 0 ELSE 1 END AS ours,
        CASE WHEN finished_ns < arrived_ns OR first_token_ns < arrived_ns OR dispatched_ns < arrived_ns
                  OR last_token_ns < first_token_ns OR finished_ns < first_token_ns OR finished_ns < dispatched_ns
-                 OR load_end_ns < load_start_ns OR queued_ns < 0 OR engine_queue_ns < 0 OR engine_prefill_ns < 0
-                 OR engine_stall_ns < 0 OR engine_load_ns < 0 OR engine_activation_ns < 0 OR itl_mean_ns < 0
+                 OR load_end_ns < load_start_ns OR itl_mean_ns < 0 OR queued_ns NOT BETWEEN 0 AND YEAR
+                 OR engine_queue_ns NOT BETWEEN 0 AND YEAR OR engine_prefill_ns NOT BETWEEN 0 AND YEAR
+                 OR engine_stall_ns NOT BETWEEN 0 AND YEAR OR engine_load_ns NOT BETWEEN 0 AND YEAR
+                 OR engine_activation_ns NOT BETWEEN 0 AND YEAR
             THEN 1 ELSE 0 END AS back,
        last_token_ns, prompt_tokens, generated_tokens, cached_tokens, preemptions, itl_mean_ns, itl_sketch
 FROM picked
-"""
+""".replace("YEAR", _YEAR)
 _TIMED: Final = """
 SELECT *,
        CASE WHEN ours = 1 AND back = 0 AND stream IS DISTINCT FROM FALSE THEN first_token_ns - arrived_ns END AS ttft,
@@ -51,13 +60,15 @@ SELECT *,
             END AS active,
        CASE WHEN ours = 0 OR back = 1 OR stream = FALSE THEN NULL
             WHEN first_token_ns IS NOT NULL THEN first_token_ns - arrived_ns
-            WHEN status = 'open' THEN $until - arrived_ns
-            WHEN status NOT IN ('ok', 'gateway_crashed') THEN finished_ns - arrived_ns END AS wait
+            WHEN status = 'open' AND finished_ns IS NULL THEN $until - arrived_ns
+            WHEN status NOT IN ('ok', 'gateway_crashed', 'open') THEN finished_ns - arrived_ns END AS wait
 FROM clocked
 """
 _QUEUED: Final = """
-SELECT *, queued AS edge_1, queued + CASE WHEN load_wait > load_room THEN load_room ELSE load_wait END AS edge_2 FROM timed
-"""
+SELECT *, queued AS edge_1, queued + CASE WHEN load_room <= load_wait AND load_room <= YEAR THEN load_room
+                                          WHEN load_wait <= YEAR THEN load_wait ELSE YEAR END AS edge_2
+FROM timed
+""".replace("YEAR", _YEAR)
 _EDGED: Final = """
 SELECT *, edge_2 + engine_queue AS edge_3, edge_2 + engine_queue + stall AS edge_4,
        edge_2 + engine_queue + stall + prefill AS edge_5

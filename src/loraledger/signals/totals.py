@@ -22,7 +22,7 @@ _FOUND: Final = (*HIT_CLASSES, "undecided")
 
 _JUDGED: Final = """CASE WHEN ttft IS NOT NULL THEN 1
      WHEN ours = 0 OR back = 1 OR stream = FALSE OR status IN ('ok', 'client_gone', 'gateway_crashed') THEN NULL
-     WHEN status = 'open' AND $until - arrived_ns <= $slo THEN NULL ELSE 1 END"""
+     WHEN status = 'open' AND (finished_ns IS NOT NULL OR $until - arrived_ns <= $slo) THEN NULL ELSE 1 END"""
 _GAPS: Final = "ours = 1 AND back = 0 AND itl_mean_ns IS NOT NULL AND generated_tokens > 1"
 
 

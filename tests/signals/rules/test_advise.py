@@ -107,6 +107,15 @@ def test_the_sample_is_the_busiest_hour_of_the_last_week(tmp_path: Path) -> None
     assert advice(tmp_path, alone).sample == Window(busy + 3 * HOUR_NS, UNTIL)  # cut where the week ends
 
 
+def test_an_hour_that_the_record_began_in_is_sampled_from_its_first_request_on(tmp_path: Path) -> None:
+    """A steady tenant of a young record is no burst after a long silence."""
+    busy = AT - AT % HOUR_NS
+    began = busy + 50 * MINUTE
+    found = advice(tmp_path, [request(arrived_ns=began + n * SECOND) for n in range(600)])
+    assert found.sample == Window(began, busy + HOUR_NS)
+    assert found.bursts == ()
+
+
 def test_an_id_that_comes_twice_is_sampled_once(tmp_path: Path) -> None:
     found = advice(tmp_path, [request(arrived_ns=AT + n, id="same") for n in range(3)] + [request(arrived_ns=AT + 9)])
     assert found.ranking is not None

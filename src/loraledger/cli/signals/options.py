@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _DAY_NS: Final = 86_400 * NS_PER_S
 _END_NS: Final = 2**63
+_MOST_PLACES: Final = 1_000_000
 
 LastOption = Annotated[
     int | None,
@@ -56,10 +57,14 @@ SloOption = Annotated[
     typer.Option("--slo", metavar="TIME", parser=DurationType, help="First tokens are in time within it. Default: 1s."),
 ]
 SlotsOption = Annotated[
-    int | None, typer.Option("--slots", min=1, help="Slots of each replica, where no settings say so.")
+    int | None,
+    typer.Option("--slots", min=1, max=_MOST_PLACES, help="Slots of each replica, where no settings say so."),
 ]
 HostOption = Annotated[
-    int | None, typer.Option("--host-entries", min=1, help="Host entries of each replica, where no settings say so.")
+    int | None,
+    typer.Option(
+        "--host-entries", min=1, max=_MOST_PLACES, help="Host entries of each replica, where no settings say so."
+    ),
 ]
 
 

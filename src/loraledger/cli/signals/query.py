@@ -48,7 +48,7 @@ def query(
 
     if as_json and as_csv:
         raise typer.BadParameter("--json or --csv, not both")
-    text = sys.stdin.read() if sql == "-" else sql
+    text = _text(sql)
     directory = record_directory(record, config)
     first, end = _hours(last, since, until)
     with open_record(directory, since_ns=first, until_ns=end) as reader, _told():
@@ -61,8 +61,26 @@ def query(
     elif as_csv:
         _print_csv(names, rows[:limit])
     else:
-        right = [name for name in names if all(isinstance(row[name], int | float | Decimal | None) for row in rows)]
-        print_table(names, [[_cell(value) for value in row.values()] for row in rows[:limit]], right=right)
+        right = [
+            printable(name)
+            for name in names
+            if all(isinstance(row[name], int | float | Decimal | None) for row in rows)
+        ]
+        print_table(
+            [printable(name) for name in names],
+            [[_cell(value) for value in row.values()] for row in rows[:limit]],
+            right=right,
+        )
+
+
+def _text(sql: str) -> str:
+    with usage():
+        try:
+            text = sys.stdin.read() if sql == "-" else sql
+            text.encode()
+        except UnicodeError as error:
+            raise ValueError(f"the query is not UTF-8: {error}") from error
+    return text
 
 
 @contextmanager
@@ -72,6 +90,9 @@ def _told() -> Iterator[None]:
         yield
     except BadRequestError as error:
         print("loraledger: " + "\n".join(map(printable, error.message.splitlines())), file=sys.stderr)
+        raise typer.Exit(2) from error
+    except OverflowError as error:
+        print(f"loraledger: a value is too large to be shown ({error}): have it cast to VARCHAR", file=sys.stderr)
         raise typer.Exit(2) from error
 
 

@@ -32,7 +32,9 @@ def advise(
     hours = read_hours(reader, until_ns, version)
     slots = judge_slots(weeks_of(hours, until_ns), targets)
     last = Window(until_ns - WEEK_NS, until_ns)
-    peak = _busiest(hours, last)
+    peak = _busiest(
+        hours, last, min((one.first_ns for one in (versions if version is None else (version,))), default=0)
+    )
     sample = None if peak is None else read_sample(reader, peak, version)
     ranking = rank(reader, last, version, facts, targets, sample)
     return Advice(
@@ -50,13 +52,17 @@ def advise(
     )
 
 
-def _busiest(hours: Sequence[Hour], week: Window) -> Window | None:
-    """The clock hour of the last week with most adapter-bearing arrivals, or with most requests where none bears one."""
+def _busiest(hours: Sequence[Hour], week: Window, began_ns: int) -> Window | None:
+    """The clock hour of the last week with most adapter-bearing arrivals, or with most requests where none bears one.
+
+    What of it lies before ``began_ns``, the first request, was not silence: nobody looked.
+    """
     mine = [one for one in hours if one.week == WEEKS - 1]
     if not mine:
         return None
     busiest = min(mine, key=lambda one: (-one.bearing, -one.requests, one.hour))
-    return Window(max(busiest.hour, week.since_ns), min(busiest.hour + HOUR_NS, week.until_ns))
+    since, until = max(busiest.hour, week.since_ns), min(busiest.hour + HOUR_NS, week.until_ns)
+    return Window(max(since, min(began_ns, until - 1)), until)
 
 
 def _notes(
