@@ -125,6 +125,28 @@ def test_looked_at_after_every_block_it_seldom_calls_what_is_not_there() -> None
     assert called <= 50
 
 
+@pytest.mark.parametrize(("known", "n"), [(0, 6), (0, 40), (6, 6), (40, 40)])
+def test_one_last_look_errs_as_often_as_it_says(known: int, n: int) -> None:
+    called = {0.05: 0, 0.01: 0}
+    for seed in range(4000):
+        chance = random.Random(seed)
+        test = against([chance.gauss(7, 2) for _ in range(known)], [chance.gauss(7, 2) for _ in range(n)])
+        for alpha in called:
+            called[alpha] += test.last(0.0 if known else 7.0, alpha)
+    # So many of 4,000, with a spread of 14 and of 6.
+    assert 155 <= called[0.05] <= 245
+    assert 20 <= called[0.01] <= 60
+
+
+def test_one_last_look_sees_less_than_the_sequence_has_to() -> None:
+    test = against([-1.0, 1.0] * 20, [-0.4, 1.6] * 20)
+    assert test.bounds().called(0) == "undecided"
+    assert test.last(0, 0.05)
+    assert not test.last(1, 0.05)
+    assert not after([1.0] * 9).last(0, 0.05)
+    assert not Sequential().last(-1, 0.05)
+
+
 def test_few_blocks_and_blocks_without_spread_call_nothing() -> None:
     assert after([1.0] * (FEWEST - 1)).bounds().called(0) == "undecided"
     constant = after([0.1] * 50).bounds()

@@ -119,6 +119,16 @@ def test_an_undecided_guardrail_delays_acceptance_to_the_stated_time() -> None:
     assert judge(tight, found, HOUR).action == "accept"
 
 
+def test_harm_that_is_not_sure_is_seen_at_the_stated_time() -> None:
+    slight = rolling(guardrails=(Guardrail("preemptions", 0.0),))
+    found, before = blocks(30, 0.1, 4), blocks(30, 0, 0, seed=2)
+    assert judge(slight, found, HOUR // 2, before).action == "keep"
+    verdict = judge(slight, found, HOUR, before)
+    assert verdict.action == "roll_back"
+    assert verdict.reason.startswith("guardrail preemptions is worse by 3.")
+    assert judge(rolling(guardrails=(Guardrail("preemptions", 3.0),)), found, HOUR, before).action == "accept"
+
+
 def test_a_guardrail_that_never_moved_is_within_its_bound() -> None:
     found = [
         block(

@@ -18,7 +18,9 @@ from loraledger.cli import (
     adapters,
     budget,
     calibrate,
+    change,
     check,
+    compare,
     config,
     emulate,
     explain,
@@ -28,6 +30,7 @@ from loraledger.cli import (
     record,
     replay,
     requirement,
+    review,
     serve,
     signals,
     trace,
@@ -58,11 +61,14 @@ app.add_typer(adapters.app, name="adapters")
 app.add_typer(record.app, name="record")
 app.add_typer(trace.app, name="trace")
 app.command("replay")(replay.replay)
+app.command("compare")(compare.compare)
 app.command("calibrate")(calibrate.calibrate)
 app.command("budget")(budget.budget)
 app.command("ledger")(ledger.ledger)
 app.command("hardware")(hardware.hardware)
 app.command("requirement")(requirement.requirement)
+app.add_typer(change.app, name="change")
+app.command("review")(review.review)
 app.add_typer(config.app, name="config")
 app.command("emulate")(emulate.emulate)
 

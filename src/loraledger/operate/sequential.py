@@ -29,6 +29,7 @@ What it cannot know is that one part changes by itself while the other does not:
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 from typing import Final, Literal
 
 import msgspec
@@ -103,21 +104,42 @@ class Sequential(msgspec.Struct):
 
     def bounds(self) -> Bounds:
         """The confidence sequence now. Where all differences are equal there is no spread to judge by: no bound."""
-        n, before = self.since.n, self.before
-        if not n or (before is not None and not before.n):
-            return Bounds(n, None, None, None)
-        mean, squares, weight, power = self.since.mean, self.since.squares, float(n), n
-        if before is not None:
-            mean, squares = mean - before.mean, squares + before.squares
-            weight, power = n * before.n / (n + before.n), n + before.n - 1
-        few = n < FEWEST or (before is not None and before.n < FEWEST)
-        largest = max(abs(self.since.mean), 0.0 if before is None else abs(before.mean))
-        # Squares of rounding errors are no spread.
-        if few or squares <= (1e-12 * largest) ** 2 * (power + 1):
-            return Bounds(n, mean, None, None)
+        mean, spread = self._mean, self._spread()
+        if spread is None:
+            return Bounds(self.since.n, mean, None, None)
+        squares, weight, v = spread
         a = 1 + weight * self.effect_variance
-        k = (math.sqrt(a) / self.alpha) ** (2 / power)
-        if k >= a:
-            return Bounds(n, mean, None, None)
+        k = (math.sqrt(a) / self.alpha) ** (2 / (v + 1))
+        if mean is None or k >= a:
+            return Bounds(self.since.n, mean, None, None)
         half = math.sqrt(squares / weight * (k - 1) / (1 - k / a))
-        return Bounds(n, mean, mean - half, mean + half)
+        return Bounds(self.since.n, mean, mean - half, mean + half)
+
+    def last(self, limit: float, alpha: float) -> bool:
+        """Whether the effect is above ``limit`` by a plain t-test, one-sided: for one look, at a time that was fixed beforehand.
+
+        It sees what is half as large as what the sequence has to see. Student's t as a normal by Wallace's formula (1959).
+        """
+        mean, spread = self._mean, self._spread()
+        if mean is None or spread is None:
+            return False
+        squares, weight, v = spread
+        z = (8 * v + 1) / (8 * v + 3) * math.sqrt(v * math.log1p((mean - limit) ** 2 * weight / squares))
+        return mean > limit and z > NormalDist().inv_cdf(1 - alpha)
+
+    @property
+    def _mean(self) -> float | None:
+        if not self.since.n or (self.before is not None and not self.before.n):
+            return None
+        return self.since.mean - (0.0 if self.before is None else self.before.mean)
+
+    def _spread(self) -> tuple[float, float, int] | None:
+        """Q, S and v as above; ``None`` where there is nothing to judge by."""
+        n, squares, weight, v = self.since.n, self.since.squares, float(self.since.n), self.since.n - 1
+        few, largest = n < FEWEST, abs(self.since.mean)
+        if self.before is not None and not few:
+            n0 = self.before.n
+            squares, weight, v = squares + self.before.squares, n * n0 / (n + n0), n + n0 - 2
+            few, largest = n0 < FEWEST, max(largest, abs(self.before.mean))
+        # Squares of rounding errors are no spread.
+        return None if few or squares <= (1e-12 * largest) ** 2 * (v + 2) else (squares, weight, v)

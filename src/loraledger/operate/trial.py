@@ -190,9 +190,10 @@ def _read(variable: str, value: Value) -> tuple[str, Played]:
         ((_, read),) = parse_axes(policies, settings)[0].values
     except ValueError as error:
         said = str(error)
-        for words in (f"--set {key}={typed}", f"--set {key}", f"--policy {typed}"):
-            said = said.removeprefix(f"{words}: ")
-        raise ValueError(f"{typed}: {said}") from error
+        for option in (f"--set {key}={typed}: ", f"--policy {typed}: "):
+            if said.startswith(option):
+                raise ValueError(f"{typed}: {said.removeprefix(option)}") from error
+        raise ValueError(said.removeprefix("--set ")) from error
     return typed, read
 
 
