@@ -116,33 +116,37 @@ async def traffic(
 ) -> AsyncIterator[None]:
     """Clients of every tenant that ask, one request after the other, whatever becomes of them.
 
-    ``kinds``: models to draw from, tokens of the answers, and clients a tenant.
+    ``kinds``: models to draw from, tokens of the answers, and clients a tenant. At the end each has its last answer: a call that
+    is cancelled while it connects leaves a socket behind.
     """
+    over = asyncio.Event()
 
     async def client(name: str, models: list[str], tokens: int, seed: int) -> None:
         chance = random.Random(f"{name} {seed}")
         head = {"Authorization": f"Bearer key-{name}"}
         async with httpx2.AsyncClient(base_url=gateway.url, headers=head, timeout=60.0, trust_env=False) as ask:
-            while True:
+            while not over.is_set():
                 body = {"model": chance.choice(models), "prompt": "Hello, world", "max_tokens": tokens}
                 with contextlib.suppress(httpx2.TransportError):
                     await ask.post("/v1/completions", json=body)
                 await asyncio.sleep(pause_s * chance.uniform(0.5, 1.5))
 
     async with asyncio.TaskGroup() as group:
-        tasks = [
-            group.create_task(client(name, models, tokens, seed))
-            for name in TENANTS
-            for models, tokens, count in kinds
-            for seed in range(count)
-        ]
+        for name in TENANTS:
+            for models, tokens, count in kinds:
+                for seed in range(count):
+                    group.create_task(client(name, models, tokens, seed))
         yield
-        for task in tasks:
-            task.cancel()
+        over.set()
 
 
 async def until(gateway: GatewayProcess, condition: Callable[[], bool], what: str) -> None:
     await asyncio.to_thread(gateway.wait, condition, what, LIMIT_S)
+
+
+async def usual(blocks: int) -> None:
+    """Let the time pass by which both parts are known before the change: the noisier a figure, the longer."""
+    await asyncio.sleep(2 * blocks)
 
 
 async def test_a_good_change_is_accepted_through_a_death_in_its_middle_and_one_at_its_end(
@@ -153,6 +157,7 @@ async def test_a_good_change_is_accepted_through_a_death_in_its_middle_and_one_a
     gateway = GatewayProcess(tmp_path, fleet(pair, adapters))
     with gateway.start(replicas_up=2):
         async with traffic(gateway, [(models, 4, 2)], 0.1):
+            await usual(12)
             name = roll_out(gateway)
 
             def blocks() -> int:
@@ -209,6 +214,7 @@ async def test_more_hits_but_more_preemptions_is_taken_back_without_help_and_all
     with gateway.start(replicas_up=2):
         before = policies(gateway, models[0])
         async with traffic(gateway, [(models, 4, 4), (hot, 320, 2)], 0.1):
+            await usual(35)
             guardrails = [{"metric": "preemptions", "worse_by": 10.0}]
             name = roll_out(gateway, guardrails=guardrails)
             await until(gateway, lambda: state(gateway) != "rolling_out", "the verdict")

@@ -19,8 +19,9 @@ from loraledger.conductor.fold import Emitted
 from loraledger.config import Settings, settings_from
 from loraledger.errors import BadRequestError, ConfigError, ConflictError, InputFileError, UnavailableError
 from loraledger.events import Event, FloorObserved, ReplicaUp, RolloutEnded, RolloutSet
-from loraledger.gateway import assemble, changes_watch
+from loraledger.gateway import assemble, changes_before, changes_watch
 from loraledger.gateway.changes import ChangeDesk
+from loraledger.gateway.changes_before import Asked
 from loraledger.gateway.changes_case import Proposal
 from loraledger.gateway.changes_force import Engine
 from loraledger.gateway.changes_watch import LAG
@@ -29,6 +30,7 @@ from loraledger.gateway.control_changes import change_routes
 from loraledger.gateway.exposition import exposition
 from loraledger.kernel.affinity import BoundedAffinity
 from loraledger.kernel.rollout_state import Rollout
+from loraledger.operate.blocks import Block
 from loraledger.operate.change import Guardrail, State, Target
 from loraledger.operate.journal import FILE, read_entries
 from loraledger.operate.population import treated
@@ -115,6 +117,24 @@ class Office(DrivenGateway):
         self.events.clear()
         return found
 
+    def lived(self, seconds: int = WINDOW // SECOND, apart: float = 0.0) -> None:
+        """What the record has of the time before now. Members of the next change hit more by ``apart`` than the others."""
+        chance = random.Random(self.at)
+        mine = treated(TENANTS, 0.5, f"c{len(self.desk.cases)}")
+        rows = [
+            row(
+                name,
+                self.at - second * SECOND - chance.randrange(1, SECOND),
+                hit=chance.random() < 0.5 + apart * (name in mine),
+                preemptions=int(chance.random() < 0.1),
+                number=number,
+            )
+            for second in range(seconds)
+            for name in TENANTS
+            for number in range(3)
+        ]
+        write_parquet({"requests": rows}, self.record, f"usual-{self.at}")
+
     async def spend(self, seconds: int, effect: float = 0.0, harm: float = 0.0, seed: int = 1) -> list[Row]:
         """Traffic of all tenants; those that are tried on hit more by ``effect``, and are preempted more by ``harm``."""
         chance = random.Random(seed)
@@ -154,7 +174,7 @@ def proposal(**fields: Any) -> Proposal:
         "variable": "policy",
         "after": "strict-affinity",
         "target": Target("hit_rate", 0.02),
-        "guardrails": (Guardrail("preemptions", 50.0),),
+        "guardrails": (Guardrail("preemptions", 150.0),),
         "window_ns": WINDOW,
         "block_ns": BLOCK,
         "share": 0.5,
@@ -171,12 +191,23 @@ async def replayed(office: Office, **fields: Any) -> str:
 
 async def trying(office: Office, **fields: Any) -> str:
     name = await replayed(office, **fields)
+    office.lived()
     await office.desk.roll_out(name, "eve", "go", None)
     return name
 
 
 def state_of(office: Office, name: str) -> State:
     return office.desk.cases[name].change.state
+
+
+@pytest.fixture(autouse=True)
+def _read_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time before is read in a thread: a process takes a second to start."""
+
+    async def here(asked: Asked) -> list[Block]:
+        return await asyncio.to_thread(changes_before.read, asked)
+
+    monkeypatch.setattr(changes_watch, "read_apart", here)
 
 
 @pytest.fixture
@@ -388,6 +419,36 @@ async def test_better_but_over_a_guardrail_is_taken_back_before_its_time_is_over
     assert office.rollouts == {}
 
 
+async def test_a_part_that_was_better_before_is_not_made_better_by_the_change(office: Office) -> None:
+    name = await replayed(office)
+    office.lived(apart=0.4)
+    await office.desk.roll_out(name, "eve", "go", None)
+    await office.spend((WINDOW + LAG) // SECOND, effect=0.4)
+    change = office.desk.cases[name].change
+    assert change.state == "rolled_back"
+    assert change.reason.startswith("by the stated time target hit_rate is not")
+
+
+async def test_a_part_of_which_nothing_is_known_from_before_is_never_called_better(office: Office) -> None:
+    name = await replayed(office)
+    await office.desk.roll_out(name, "eve", "go", None)
+    await office.spend(190, effect=0.4, harm=0.3)
+    assert state_of(office, name) == "rolling_out"
+    await office.spend(20, effect=0.4)
+    change = office.desk.cases[name].change
+    assert (change.state, change.reason) == ("rolled_back", "by the stated time target hit_rate could not be measured")
+
+
+async def test_the_time_before_begins_when_another_change_ended(office: Office) -> None:
+    first = await accepted(office)
+    ended = office.desk.cases[first].change.ended_ns
+    assert ended is not None
+    name = await replayed(office, after="round-robin")
+    await office.desk.roll_out(name, "eve", "go", None)
+    (found,) = office.desk._watched.values()
+    assert found._usual == (ended, office.at)
+
+
 async def test_no_effect_is_taken_back_at_the_stated_time(office: Office) -> None:
     name = await trying(office)
     await office.spend((WINDOW + LAG) // SECOND - 1)
@@ -483,6 +544,23 @@ async def test_a_trial_goes_on_after_a_restart_where_it_stood(tmp_path: Path) ->
     assert broken.desk.cases[name].change.began_ns == NOW
 
 
+async def test_a_time_before_that_cannot_be_read_is_tried_again_and_then_never_called(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = 0
+
+    async def damaged(asked: Asked) -> list[Block]:
+        nonlocal tries
+        tries += 1
+        raise InputFileError("a.parquet is damaged")
+
+    monkeypatch.setattr(changes_watch, "read_apart", damaged)
+    name = await trying(office)
+    await office.spend(190, effect=0.4)
+    assert (state_of(office, name), tries) == ("rolling_out", changes_watch.TRIES)
+    assert "a.parquet is damaged" in caplog.text
+
+
 async def test_a_record_that_cannot_be_read_costs_the_blocks_before_the_restart_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -566,6 +644,7 @@ async def test_settings_that_say_something_else_count_and_the_change_says_so(
 
 async def test_of_two_that_followed_each_other_the_last_one_is_held(office: Office) -> None:
     first = await accepted(office)
+    office.at += WINDOW
     second = await accepted(office, after="round-robin")
     assert list(office.rollouts) == [second]
     assert office.desk.cases[second].change.before == "strict-affinity"

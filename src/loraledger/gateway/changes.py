@@ -334,8 +334,19 @@ class ChangeDesk:
         return RolloutSet(self._host.now(), change.id, change.variable, spelled(change.after), unit, members)
 
     def _watch(self, case: Case, since_ns: int) -> None:
-        self._watched[case.change.id] = Watched(case.change, case.members or (), since_ns)
+        usual = None if case.change.variable == "replicas" else self._usual(case)
+        self._watched[case.change.id] = Watched(case.change, case.members or (), since_ns, usual)
         self._news.set()
+
+    def _usual(self, case: Case) -> tuple[int, int]:
+        """The time before, by which both parts are known: as long as the rollout may take, and since anything else was changed."""
+        change = case.change
+        until = case.waiting_since or change.began_ns or 0
+        others = (other.change for other in self.cases.values() if other.change.id != change.id)
+        moments = [
+            at for other in others for at in (other.began_ns, other.ended_ns) if at is not None and other.began_ns
+        ]
+        return max([until - change.window_ns, *(at for at in moments if at < until)]), until
 
     def _case(self, name: str) -> Case:
         found = self.cases.get(name)

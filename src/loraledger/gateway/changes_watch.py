@@ -4,6 +4,9 @@ Theory of operation. A finished row is put aside, with the few columns that coun
 block of time is over, and ``LAG`` more, so that what an engine's probe tells late is there, the rows of it are made into figures
 and judged, in a thread. Rows are taken in the order in which they ended, so that a trial that a restart interrupted has the same
 blocks as one that nothing did: the rows before the restart are read again from the record, those after it come as ever.
+
+Both parts are held against what they were before the rollout (``changes_before``). While nobody can say that, nothing is judged but
+the stated time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from typing import Final
 from loraledger.conductor.fold import ENGINE_WAIT
 from loraledger.conductor.reading import open_record
 from loraledger.errors import InputFileError
+from loraledger.gateway.changes_before import EARLIER, SLICE, SQL, Asked, read_apart
 from loraledger.operate.blocks import Block, Blocks
 from loraledger.operate.change import Change
 from loraledger.operate.watch import Verdict, judge
@@ -26,25 +30,23 @@ from loraledger.units import NS_PER_S
 log = logging.getLogger("loraledger")
 LAG: Final = ENGINE_WAIT + NS_PER_S
 """A block is looked at so long after its end, ns."""
-SLICE: Final = 300 * NS_PER_S
-"""Of the record, so much is in memory at once, ns."""
-_EARLIER: Final = 3600 * NS_PER_S
-"""Partitions are by arrival; what arrived so long before a rollout may have ended in it."""
-_SQL: Final = (
-    "SELECT tenant, replica, adapter, hit_class, status, stream, preemptions, generated_tokens, itl_mean_ns, arrived_ns,"
-    " first_token_ns, finished_ns FROM requests WHERE finished_ns >= ? AND finished_ns < ? ORDER BY finished_ns"
-)
-_COLUMNS: Final = tuple(_SQL.removeprefix("SELECT ").partition(" FROM ")[0].split(", "))
+_COLUMNS: Final = tuple(SQL.removeprefix("SELECT ").partition(" FROM ")[0].split(", "))
 TRIES: Final = 4
 """Of reading the record."""
 
 
 class Watched:
-    """A change that is rolling out. ``since_ns``: rows that ended before are read from the record; later ones are handed in."""
+    """A change that is rolling out. ``since_ns``: rows that ended before are read from the record; later ones are handed in.
 
-    def __init__(self, change: Change, members: tuple[str, ...], since_ns: int) -> None:
+    ``usual``: the time, from and to, that both parts are known by; ``None``: there is none, as of replicas that are new.
+    """
+
+    def __init__(
+        self, change: Change, members: tuple[str, ...], since_ns: int, usual: tuple[int, int] | None = None
+    ) -> None:
         assert change.began_ns is not None
         self.change = change
+        self.before: list[Block] | None = None
         self.blocks: list[Block] = []
         self.verdict: Verdict | None = None
         self._began = change.began_ns
@@ -54,6 +56,8 @@ class Watched:
         self._taker = self._new_taker(self._began)
         self._rows: list[Row] = []
         self._whole = since_ns <= self._began
+        self._usual = usual
+        self._tries = TRIES
 
     def _new_taker(self, began_ns: int) -> Blocks:
         return Blocks(self.change.population.unit, self._members, began_ns, self.change.block_ns)
@@ -77,6 +81,8 @@ class Watched:
         if not self._whole:
             await asyncio.to_thread(self._catch_up, record)
             self._whole = True
+        if self.before is None and self._usual is not None:
+            await self._know(record, self._usual)
         rows, self._rows = self._rows, []
         self._seen = max(self._seen, now_ns - LAG)
         late = await asyncio.to_thread(self._count, rows, self._seen)
@@ -84,12 +90,32 @@ class Watched:
         assert self.verdict is not None
         return self.verdict
 
+    async def _know(self, record: Path, usual: tuple[int, int]) -> None:
+        """Have the blocks from before; none at all where the record cannot be read, over and over."""
+        members, unit = tuple(sorted(self._members)), self.change.population.unit
+        since, until = usual
+        asked = Asked(
+            record=str(record),
+            unit=unit,
+            members=members,
+            since_ns=since,
+            until_ns=until,
+            block_ns=self.change.block_ns,
+        )
+        try:
+            self.before = await read_apart(asked)
+        except (InputFileError, OSError) as error:
+            log.warning("change %s: the record of the time before could not be read: %s", self.change.id, error)
+            self._tries -= 1
+            self.before = None if self._tries else []
+
     def _count(self, rows: list[Row], seen_ns: int) -> list[Row]:
         """Count the ``rows`` that ended before ``seen_ns``; returns the others."""
         for row in sorted((row for row in rows if _ended(row) < seen_ns), key=_ended):
             self.blocks += self._taker.take(row)
         self.blocks += self._taker.until(seen_ns)
-        self.verdict = judge(self.change, self.blocks, seen_ns)
+        before = None if self._usual is None else self.before or []
+        self.verdict = judge(self.change, self.blocks, seen_ns, before)
         return [row for row in rows if _ended(row) >= seen_ns]
 
     def _catch_up(self, record: Path) -> None:
@@ -108,9 +134,9 @@ class Watched:
     def _read(self, record: Path) -> tuple[list[Block], Blocks]:
         blocks: list[Block] = []
         taker = self._new_taker(self._began)
-        with open_record(record, since_ns=self._began - _EARLIER, until_ns=self._since) as reader:
+        with open_record(record, since_ns=self._began - EARLIER, until_ns=self._since) as reader:
             for at in range(self._began, self._since, SLICE):
-                for row in reader.query(_SQL, [at, min(at + SLICE, self._since)]):
+                for row in reader.query(SQL, [at, min(at + SLICE, self._since)]):
                     blocks += taker.take(row)
         return blocks, taker
 
