@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 
@@ -161,3 +162,30 @@ def test_closing_removes_the_scratch_files(tmp_path: Path, monkeypatch: pytest.M
     reader.close()
     reader.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ("1.5::DOUBLE AS arrived_ns", "arrived_ns as DOUBLE, requests has it as BIGINT"),
+        ("1::BIGINT AS arrived_ns, 'a'::BLOB AS adapter", "adapter as BLOB, requests has it as VARCHAR"),
+        ("1::UBIGINT AS arrived_ns", "arrived_ns as UBIGINT, requests has it as BIGINT"),
+        ("1::BIGINT AS arrived_ns, 1 AS stream", "stream as INTEGER, requests has it as BOOLEAN"),
+    ],
+)
+def test_a_column_of_another_type_is_named_with_its_file(tmp_path: Path, values: str, said: str) -> None:
+    path = tmp_path / "requests" / "date=2026-01-01" / "hour=00" / "a.parquet"
+    path.parent.mkdir(parents=True)
+    duckdb.sql(f"COPY (SELECT {values}) TO '{path}' (FORMAT parquet)")
+    with pytest.raises(InputFileError, match=f"{re.escape(str(path))} has {said}"):
+        RecordReader(tmp_path)
+
+
+def test_a_narrower_number_reads_as_ours_and_columns_of_others_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "requests" / "date=2026-01-01" / "hour=00" / "a.parquet"
+    path.parent.mkdir(parents=True)
+    columns = "7::INTEGER AS arrived_ns, 'x' AS id, [1, 2] AS somebody_elses"
+    duckdb.sql(f"COPY (SELECT {columns}) TO '{path}' (FORMAT parquet)")
+    with RecordReader(tmp_path) as reader:
+        (row,) = reader.requests()
+    assert (row["arrived_ns"], row["id"], row["adapter"]) == (7, "x", None)

@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import duckdb
 
@@ -31,6 +31,15 @@ from loraledger.record.parquet import partitions
 from loraledger.record.tables import TABLES, Row, Table, TableName, check
 
 Parameters = list[object] | dict[str, object]
+
+_WHOLE: Final = ("BIGINT", "INTEGER", "SMALLINT", "TINYINT", "UINTEGER", "USMALLINT", "UTINYINT")
+_FIT: Final[dict[str, tuple[str, ...]]] = {
+    "BIGINT": _WHOLE,
+    "DOUBLE": ("DOUBLE", "FLOAT", *_WHOLE),
+    "BOOLEAN": ("BOOLEAN",),
+    "VARCHAR": ("VARCHAR",),
+}
+"""Types of a file's column that read as the table's."""
 
 
 class RecordReader:
@@ -167,13 +176,25 @@ class RecordReader:
     def _create_view(self, table: Table, files: list[Path]) -> None:
         columns = ", ".join(column.name for column in table.columns)
         try:
-            alike = [
-                f"FROM read_parquet({_list(paths)}, hive_partitioning = false)" for paths in self._by_columns(files)
-            ]
+            parts = self._by_columns(files)
+            for paths in parts:
+                self._check_types(table, paths[0])
+            alike = [f"FROM read_parquet({_list(paths)}, hive_partitioning = false)" for paths in parts]
             sources = " UNION ALL BY NAME ".join([f"FROM tail.{table.name}", *alike])
             run(self._connection, f"CREATE VIEW {table.name} AS FROM ({sources}) SELECT {columns}")
         except (duckdb.IOException, duckdb.InvalidInputException) as error:
             raise InputFileError(f"the record cannot be read: {error}") from error
+
+    def _check_types(self, table: Table, path: Path) -> None:
+        """A file that another program wrote may hold anything under a name of ours."""
+        described = self._connection.execute(f"DESCRIBE FROM read_parquet({_list([path])})").fetchall()
+        found: dict[str, str] = {row[0]: row[1] for row in described}
+        for column in table.columns:
+            if (kind := found.get(column.name)) is not None and kind not in _FIT[column.type]:
+                raise InputFileError(
+                    f"the record cannot be read: {path} has {column.name} as {kind}, {table.name} has it as {column.type}: "
+                    "write it anew, or import it with `loraledger record import`"
+                )
 
     def _by_columns(self, files: list[Path]) -> list[list[Path]]:
         """``files``, those together that have the same columns; each part and the parts in their order."""
