@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import yaml
 
+from loraledger.cli.change.shown import FILE
 from loraledger.config.origin import dotted
 from loraledger.operate.change import Change, Value
 from loraledger.operate.trial import ranking_file
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from loraledger.config import Loaded
     from loraledger.config.origin import Where
 
-FILE: Final = "loraledger.yaml"
 PINS: Final = "pins.json"
 _FIELDS: Final = ("slots", "host_entries")
 
@@ -60,8 +60,12 @@ def _document(variable: str, value: Value, loaded: Loaded | None) -> object:
         count = value if isinstance(value, int) else 0
         return {"replicas": [{"name": name} for name in _names("replicas", loaded, count)[:count]]}
     section = "replicas" if variable in _FIELDS else "tenants"
-    inner = {variable: value} if variable in _FIELDS else {"limits": {"concurrency": value}}
-    return {section: [{"name": name, **inner} for name in _names(section, loaded, 1)]}
+    return {section: [{"name": name, **_inner(variable, value)} for name in _names(section, loaded, 1)]}
+
+
+def _inner(variable: str, value: Value) -> dict[str, object]:
+    """Made anew for each: YAML would write one that is there twice as an alias."""
+    return {variable: value} if variable in _FIELDS else {"limits": {"concurrency": value}}
 
 
 def _names(section: str, loaded: Loaded | None, least: int) -> list[str]:

@@ -79,7 +79,7 @@ def read_limit(text: str) -> Limit:
         if metric == name:
             break
     else:
-        raise ValueError(f"{name!r} is no metric{nearest(name, BETTER) or ': use one of ' + ', '.join(BETTER)}")
+        raise ValueError(f"{name!r} is no metric{nearest(name, BETTER)}")
     if not colon:
         return Limit(metric, 0.0)
     try:

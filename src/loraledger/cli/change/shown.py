@@ -21,9 +21,15 @@ if TYPE_CHECKING:
     from loraledger.operate.watch import Reading, Verdict
     from loraledger.replay.results.report import Report
 
+FILE: Final = "loraledger.yaml"
 _SHARES: Final = ("hit_rate", "attainment", "refused")
 _FIGURES: Final = ("figure", "before", "after", "moved", "limit", "verdict")
-_RIGHT: Final = ("before", "after", "moved", "limit", "with it", "without", "low", "high", "blocks")
+_RIGHT: Final = ("before", "after", "moved", "limit", "with it", "without", "apart", "low", "high", "blocks")
+_RESTART: Final = {
+    "waiting_restart": "nothing was applied: engines read this when they start. Start again, with these flags:",
+    "accepted": "the others read this when they start. Start again, with these flags:",
+    "rolled_back": "where an engine was started with the new value, start it again with these flags:",
+}
 _CALLED: Final = {
     ("target", "above"): "better",
     ("target", "below"): "not better",
@@ -127,18 +133,19 @@ def evidence_table(evidence: Mapping[str, Any]) -> None:
 
 
 def readings_table(verdict: Verdict) -> None:
-    """Each test of a rollout: both parts, by how much the one with the change is higher, and the bounds of that."""
+    """Each test of a rollout: both parts, by how much the one with the change was higher before, by how much it went up, bounds."""
     rows: list[list[object]] = []
     for reading in verdict.readings:
         metric, bounds = reading.metric, reading.bounds
         cells = [figure(metric, reading.treated), figure(metric, reading.control)]
-        ends = [bounds.low, bounds.high]
+        apart = None if reading.before is None else moved(metric, reading.before[1], reading.before[0])
+        effect = [bounds.mean, bounds.low, bounds.high]
         if (BETTER[metric] == "up") != (reading.role == "target"):  # a test counts what is better, or worse, as above 0
-            ends = [None if end is None else 0.0 - end for end in reversed(ends)]
-        effect = [moved(metric, reading.control, reading.treated), *(signed(metric, end) for end in ends)]
+            effect = [None if end is None else 0.0 - end for end in (bounds.mean, bounds.high, bounds.low)]
+        ends = [signed(metric, end) for end in effect]
         limit = bound(reading.role, metric, reading.limit)
-        rows.append([reading.role, metric, *cells, *effect, limit, _called(reading), bounds.blocks])
-    columns = ("role", "metric", "with it", "without", "moved", "low", "high", "limit", "so far", "blocks")
+        rows.append([reading.role, metric, *cells, apart, *ends, limit, _called(reading), bounds.blocks])
+    columns = ("role", "metric", "with it", "without", "apart", "moved", "low", "high", "limit", "so far", "blocks")
     print_table(columns, rows, right=_RIGHT)
 
 
@@ -165,7 +172,10 @@ def whole(answer: Mapping[str, Any]) -> None:
     if change.reason:
         sentences([f"{change.state}: {change.reason}"])
     if members := answer.get("members"):
-        sentences([f"has it now: {', '.join(map(str, members))}"])
+        when = "has it now" if change.state == "rolling_out" else "was tried on"
+        sentences([f"{when}: {', '.join(map(str, members))}"])
+    if answer.get("held"):
+        sentences([f"everybody has it now, until {FILE} says it too: `loraledger change diff {change.id}`"])
     if note := answer.get("note"):
         sentences([str(note)])
     by_hand(answer)
@@ -194,8 +204,8 @@ def by_hand(answer: Mapping[str, Any]) -> None:
         )
     for number, entry in enumerate(answer.get("restart") or ()):
         if not number:
-            sentences(["nothing was applied: engines read this when they start. Start again, with these flags:"])
-        print(printable(f"  {entry.get('replica')}: {entry.get('flags')}"))
+            sentences([_RESTART.get(change.state, _RESTART["waiting_restart"])])
+        print(printable(f"  {entry.get('replica')}: {' '.join(map(str, entry.get('flags') or ()))}"))
 
 
 def changes_table(changes: Iterable[Change]) -> None:
