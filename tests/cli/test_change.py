@@ -468,14 +468,21 @@ def test_a_gateway_that_dies_meanwhile_is_waited_for(cli: Cli, tmp_path: Path, m
 
 def test_ctrl_c_ends_the_following_and_says_what_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loraledger.cli.main", "change", "watch", "c1", "--every", "50ms"]
-    with (
-        playing(tmp_path, {"/api/changes/c1": [(200, stood("rolling_out", 0.1))]}) as told,
-        subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process,
-    ):
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+    with playing(tmp_path, {"/api/changes/c1": [(200, stood("rolling_out", 0.1))]}) as told:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored here would be ignored there
+        try:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        with process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            try:
+                _, err = process.communicate(timeout=60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
     assert process.returncode == 130
     assert "no longer followed; the rollout of c1 goes on" in err
     assert told == []
