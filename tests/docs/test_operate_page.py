@@ -1,0 +1,92 @@
+"""docs/operate.md: what the example's commands print, but for what takes traffic, and every option, metric and variable."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+
+from loraledger.cli.change import app
+from loraledger.operate.change import BETTER, LIVE, RESTART
+from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
+from loraledger.twin.calibrated import encode
+from support.gateway import GatewayProcess
+
+PAGE = (Path(__file__).parents[2] / "docs/operate.md").read_text(encoding="utf-8").split("\n## The weekly review\n")[0]
+EXAMPLE = PAGE.split("<!-- a change -->")[1]
+LIVE_TRAFFIC = ("watch",)
+"""What these print depends on traffic and time: they are as they were printed once."""
+
+
+def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
+    (settings,) = re.findall(r"```yaml\n(.*?)```", EXAMPLE, re.DOTALL)
+    examples = re.findall(r"```text\n\$ (loraledger [^\n]*)\n(.*?)```", EXAMPLE, re.DOTALL)
+    verbs = [shlex.split(command)[1:3] for command, _ in examples]
+    assert [words[-1] for words in verbs] == ["propose", "generate", "replay", "rollout", "watch", "diff"]
+    (tmp_path / "adapters").mkdir()
+    measured = msgspec.structs.replace(
+        read_profile(DEFAULT), name="engine", engine_version="0.32.0+emulator", model="llama"
+    )
+    (tmp_path / "engine.json").write_bytes(encode(measured))
+    said = yaml.safe_load(settings)
+    with GatewayProcess(
+        tmp_path, {name: part for name, part in said.items() if name not in ("listen", "control")}
+    ) as gateway:
+        gateway.start(replicas_up=0)
+        gateway.wait(lambda: gateway.summary() != {}, "an answer")
+        for command, shown in examples:
+            words = shlex.split(command)[1:]
+            if words[-2] in LIVE_TRAFFIC:
+                continue
+            line = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *words]
+            done = subprocess.run(line, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True)
+            if shown:
+                assert [text.rstrip() for text in done.stdout.strip("\n").splitlines()] == shown.strip(
+                    "\n"
+                ).splitlines()
+
+
+@pytest.mark.parametrize(
+    "verb", [command.callback for command in app.registered_commands], ids=lambda verb: verb.__name__
+)
+def test_every_option_is_on_the_page_or_shared(verb: object) -> None:
+    assert callable(verb)
+    spelled = {"before": "from", "after": "to", "as_json": "json"}
+    shared = {
+        "id_",
+        "variable",
+        "config",
+        "out",
+        "jobs",
+        "adapter_rank",
+        "adapter_bytes",
+        "skip_unfit",
+        "every",
+        "open_",
+    }
+    for name in set(inspect.signature(verb).parameters) - shared:
+        assert f"--{spelled.get(name, name).replace('_', '-')}" in PAGE, name
+
+
+def test_every_verb_metric_and_variable_is_named() -> None:
+    names = [command.name or "" for command in app.registered_commands]
+    for name in (*names, *BETTER, *LIVE, *RESTART):
+        assert re.search(rf"`(loraledger change )?{re.escape(name)}`", PAGE), name
+
+
+def test_what_is_promised_of_the_test_is_what_it_does() -> None:
+    watch = importlib.import_module("loraledger.operate.watch")
+    sequential = importlib.import_module("loraledger.operate.sequential")
+    blocks = importlib.import_module("loraledger.operate.blocks")
+    assert (watch.ALPHA, sequential.FEWEST, blocks.FEWEST) == (0.05, 5, 5)
+    assert "5 %" in PAGE
+    assert "Five blocks are the least" in PAGE
+    assert "both parts have five requests" in PAGE
