@@ -20,7 +20,9 @@ from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
 from loraledger.twin.calibrated import encode
 from support.gateway import GatewayProcess
 
-PAGE = (Path(__file__).parents[2] / "docs/operate.md").read_text(encoding="utf-8").split("\n## The weekly review\n")[0]
+PAGE, REVIEW = (
+    (Path(__file__).parents[2] / "docs/operate.md").read_text(encoding="utf-8").split("\n## The weekly review\n")
+)
 EXAMPLE = PAGE.split("<!-- a change -->")[1]
 LIVE_TRAFFIC = ("watch",)
 """What these print depends on traffic and time: they are as they were printed once."""
@@ -46,12 +48,27 @@ def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
             words = shlex.split(command)[1:]
             if words[-2] in LIVE_TRAFFIC:
                 continue
-            line = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *words]
-            done = subprocess.run(line, cwd=tmp_path, capture_output=True, encoding="utf-8", check=True)
+            said_by = ran(words, tmp_path)
             if shown:
-                assert [text.rstrip() for text in done.stdout.strip("\n").splitlines()] == shown.strip(
-                    "\n"
-                ).splitlines()
+                assert [text.rstrip() for text in said_by.strip("\n").splitlines()] == shown.strip("\n").splitlines()
+
+
+def test_the_page_shows_what_the_review_of_its_example_says(tmp_path: Path) -> None:
+    (settings,) = re.findall(r"```yaml\n(.*?)```", REVIEW, re.DOTALL)
+    (tmp_path / "fleet.yaml").write_text(settings, encoding="utf-8")
+    commands = re.findall(r"^\$ (loraledger [^\n]*)$", REVIEW, re.MULTILINE)[1:]
+    assert [shlex.split(command)[1] for command in commands] == ["trace", "replay", "review"]
+    for command in commands:
+        written = ran(shlex.split(command)[1:], tmp_path)
+    begins, figures = re.findall(r"`{3,4}markdown\n(.*?)\n`{3,4}\n\n", REVIEW, re.DOTALL)
+    assert written.startswith(begins)
+    assert figures in written
+
+
+def ran(words: list[str], cwd: Path) -> str:
+    """What the command printed."""
+    line = [sys.executable, "-X", "utf8", "-m", "loraledger.cli.main", *words]
+    return subprocess.run(line, cwd=cwd, capture_output=True, encoding="utf-8", check=True).stdout
 
 
 @pytest.mark.parametrize(
