@@ -249,3 +249,16 @@ def test_an_estimate_that_may_be_wrong_or_a_cache_that_is_not_known_refuse_nothi
     bench = Bench(fleet_of([replica("r1", kv_tokens=1_000), replica("r2")]))
     bench.arrive(prompt=10**9)
     bench.only(ev.Dispatch)
+
+
+def test_who_has_no_room_is_refused_all_the_same_once_its_adapter_is_parked() -> None:
+    bench = Bench(fleet_of([replica("r1", kv_tokens=1_000)], [adapter("a")]))
+    bench.hold("a", "r1")
+    bench.arrive("a", prompt=800)
+    waiting = bench.arrive("a", prompt=800)
+    assert bench.only(ev.Queue).reason == "no_capacity"
+    parked = bench.adapter("a")
+    parked.parked_until, parked.parked_reason = bench.now + 5 * SECOND, "its use coincided with 2 engine exits"
+    bench.feed(ev.Wake(bench.now))
+    refused = bench.only(ev.Reject)
+    assert (refused.request, refused.code) == (waiting, "adapter_parked")

@@ -8,19 +8,27 @@ from collections import Counter
 from collections.abc import Callable
 from hashlib import sha256
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loraledger import events as ev
-from loraledger.kernel import affinity
+from loraledger.kernel import affinity, pumping
 from loraledger.kernel.policies import policy_names
+from loraledger.kernel.settings import FleetSettings
+from loraledger.kernel.state import FleetState, RequestState
 
 from .world import REPLICAS, World, world_settings
 
 
-def play(policy: str, pick: Callable[[int], int], actions: int) -> World:
-    world = World(world_settings(policy), pick)
+def play(
+    policy: str,
+    pick: Callable[[int], int],
+    actions: int,
+    fleet: Callable[[str], FleetSettings] = world_settings,
+) -> World:
+    world = World(fleet(policy), pick)
     for name in REPLICAS:
         world._up(name)
     for _ in range(actions):
@@ -57,6 +65,34 @@ def test_long_histories_balance_too(seed: int) -> None:
 def test_histories_balance_when_replicas_are_sampled(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(affinity, "ALL", 2)
     play("bounded-affinity", random.Random(seed).randrange, 600)
+
+
+def test_who_is_not_tried_could_not_have_been_placed(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: Counter[bool] = Counter()
+    outgrows = pumping._outgrows
+
+    def told(state: FleetState, request: RequestState, room: int) -> bool:
+        found[outgrows(state, request, room)] += 1
+        return outgrows(state, request, room)
+
+    def never(state: FleetState, request: RequestState, room: int) -> bool:
+        return False
+
+    for seed in range(40):
+        policy = policy_names()[seed % len(policy_names())]
+        logs = []
+        for spared in (told, never):
+            monkeypatch.setattr(pumping, "_outgrows", spared)
+            logs.append(play(policy, random.Random(seed).randrange, 400, tight).log)
+        assert logs[0] == logs[1]
+    assert found[True] > 100
+
+
+def tight(policy: str) -> FleetSettings:
+    """KV is what is short."""
+    settings = world_settings(policy)
+    replicas = [msgspec.structs.replace(spec, kv_tokens=2_000) for spec in settings.replicas]
+    return msgspec.structs.replace(settings, replicas=tuple(replicas))
 
 
 def test_the_histories_reach_what_they_are_meant_to_reach() -> None:

@@ -7,7 +7,7 @@ forgets the name again, nothing is learnt of it, and those who waited are routed
 from __future__ import annotations
 
 from loraledger import events as ev
-from loraledger.kernel import failures, loads, pins, replicas, routing
+from loraledger.kernel import failures, loads, pins, pumping, replicas, routing
 from loraledger.kernel.fresh import declare, desire
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.turn import Turn
@@ -28,7 +28,7 @@ def declared(turn: Turn, policy: Policy, event: ev.AdapterDeclared) -> None:
         _unsettle(turn)
         routing.settle_waiters(turn, policy, waiters)
     replicas.hold_desired(turn)
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)
 
 
 def retired(turn: Turn, policy: Policy, event: ev.AdapterRetired) -> None:
@@ -39,7 +39,7 @@ def retired(turn: Turn, policy: Policy, event: ev.AdapterRetired) -> None:
         turn.state.desired.pop(event.name, None)
         _unsettle(turn)
         routing.settle_waiters(turn, policy, waiters)
-        routing.pump(turn, policy)
+        pumping.pump(turn, policy)
 
 
 def load_asked(turn: Turn, policy: Policy, event: ev.LoadAsked) -> None:
@@ -79,7 +79,7 @@ def command_done(turn: Turn, policy: Policy, event: ev.CommandDone) -> None:
         routing.dispatch_waiters(turn, policy, replica, name, waiters)
     if replica.pins:
         pins.keep(turn, replica)
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)
 
 
 def command_failed(turn: Turn, policy: Policy, event: ev.CommandFailed) -> None:
@@ -101,7 +101,7 @@ def command_failed(turn: Turn, policy: Policy, event: ev.CommandFailed) -> None:
     if replica.pins:
         pins.keep(turn, replica)
     replicas.hold_desired(turn)
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)
 
 
 def _current(turn: Turn, command: int) -> tuple[str, str] | None:

@@ -30,7 +30,8 @@ from loraledger.events import AttemptFailed, Check, Status
 from loraledger.kernel import loads, queues
 from loraledger.kernel.dispatch import release
 from loraledger.kernel.policy import Policy
-from loraledger.kernel.routing import deactivate, pump, settle
+from loraledger.kernel.pumping import pump
+from loraledger.kernel.routing import deactivate, settle
 from loraledger.kernel.state import AdapterState, ReplicaState, RequestState
 from loraledger.kernel.turn import Turn
 

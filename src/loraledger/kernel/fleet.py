@@ -13,7 +13,7 @@ from heapq import heappop
 import msgspec
 
 from loraledger import events as ev
-from loraledger.kernel import catalog, failures, fairness, loads, observing, pins, replicas, requests, rollout, routing
+from loraledger.kernel import catalog, failures, fairness, loads, observing, pins, pumping, replicas, requests, rollout
 from loraledger.kernel.arms import arms as arms_of
 from loraledger.kernel.fresh import fresh_state
 from loraledger.kernel.policies import make_policy
@@ -72,7 +72,7 @@ class Fleet:
             requests.expire(turn)
         self._handlers[type(event)](turn, policy, event)
         if due and type(event) is not ev.Wake:  # a pause ended on the way: nobody else asks who waited for that
-            routing.pump(turn, policy)
+            pumping.pump(turn, policy)
         while timers:
             at, key = timers[0]
             if not key or key in state.requests:
@@ -129,7 +129,7 @@ def _drain(turn: Turn, policy: Policy, event: ev.DrainAsked) -> None:
     replica.draining = event.on
     replica.reckon()
     replicas.hold_desired(turn)
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)
 
 
 def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> None:
@@ -168,4 +168,4 @@ def _gateway_started(turn: Turn, policy: Policy, event: ev.GatewayStarted) -> No
 
 def _wake(turn: Turn, policy: Policy, event: ev.Wake) -> None:
     replicas.hold_desired(turn)
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)

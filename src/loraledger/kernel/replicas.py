@@ -6,9 +6,10 @@ from loraledger.events import Evict, ReplicaDown, ReplicaSampled, ReplicaUp, par
 from loraledger.kernel import failures, loads, pins
 from loraledger.kernel.observed import Activity
 from loraledger.kernel.policy import Policy
+from loraledger.kernel.pumping import pump
 from loraledger.kernel.rendezvous import weight
 from loraledger.kernel.residency import Registration
-from loraledger.kernel.routing import pump, settle_waiters
+from loraledger.kernel.routing import settle_waiters
 from loraledger.kernel.state import AdapterState, ReplicaState
 from loraledger.kernel.turn import Turn
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from loraledger import events as ev
-from loraledger.kernel import failures, queues, routing
+from loraledger.kernel import failures, pumping, queues, routing
 from loraledger.kernel.cost import note_arrival
 from loraledger.kernel.dispatch import first_token, release
 from loraledger.kernel.policy import Policy
@@ -73,7 +73,7 @@ def first_token_seen(turn: Turn, policy: Policy, event: ev.RequestFirstToken) ->
             replica.prefill_rate.observe(request.prompt / seconds, turn.now)
     first_token(turn, request)
     if len(turn.state.tenants) > 1 and request.tenant in turn.state.waiting_tenants:
-        routing.pump(turn, policy)  # the tenant's next prompt may go (see fairness)
+        pumping.pump(turn, policy)  # the tenant's next prompt may go (see fairness)
 
 
 def finished(turn: Turn, policy: Policy, event: ev.RequestFinished) -> None:
@@ -125,7 +125,7 @@ def _end(turn: Turn, policy: Policy, request: RequestState) -> None:
         routing.deactivate(turn, request)
         state.held.pop(request.id, None)
     del state.requests[request.id]
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)
 
 
 def _learn(turn: Turn, request: RequestState, measured: ev.Measured) -> None:

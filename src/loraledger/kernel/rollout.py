@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from loraledger.events import RolloutEnded, RolloutSet
-from loraledger.kernel import pins, routing
+from loraledger.kernel import pins, pumping
 from loraledger.kernel.arms import PARAM, POLICY, arms, bears, changed_by, holder, refusal, under
 from loraledger.kernel.policy import Policy
 from loraledger.kernel.rollout_state import Books, Rollout
@@ -111,7 +111,7 @@ def _act(turn: Turn, policy: Policy, variable: str) -> None:
     if variable not in (PINS, CONCURRENCY):
         turn.arms.clear()
         turn.arms.update(arms(turn.settings, turn.state))
-    routing.pump(turn, policy)
+    pumping.pump(turn, policy)
 
 
 # --- policy -----------------------------------------------------------------------------------------------------------

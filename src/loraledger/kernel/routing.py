@@ -13,7 +13,7 @@ from loraledger.kernel.arms import own_books
 from loraledger.kernel.cost import needs_verifying
 from loraledger.kernel.dispatch import send
 from loraledger.kernel.policy import Policy
-from loraledger.kernel.state import NO_SEAT, AdapterState, FleetState, ReplicaState, RequestState
+from loraledger.kernel.state import AdapterState, FleetState, ReplicaState, RequestState
 from loraledger.kernel.turn import Turn
 
 
@@ -22,16 +22,16 @@ def feasible_for(
 ) -> list[ReplicaState]:
     """Replicas that may take this request now: of the policy's pool, or of the whole fleet if none of those may."""
     need, pool = request.prompt + request.expect, policy.pool(state, adapter)
-    if adapter is None or (not adapter.barred and adapter.spec.rank <= state.rank_everywhere):
+    if adapter is None or usable_everywhere(state, adapter):
         found = [replica for replica in pool if replica.room >= need]
     else:
         found = [replica for replica in pool if fits(replica, request, adapter, state.now)]
     return found or [replica for replica in state.replicas.values() if fits(replica, request, adapter, state.now)]
 
 
-def has_seat(replica: ReplicaState) -> bool:
-    """Whether ``replica`` is in routing and may take one more request."""
-    return replica.room != NO_SEAT
+def usable_everywhere(state: FleetState, adapter: AdapterState) -> bool:
+    """Whether each replica's registrations need not be looked at."""
+    return not adapter.barred and adapter.spec.rank <= state.rank_everywhere
 
 
 def fits(replica: ReplicaState, request: RequestState, adapter: AdapterState | None, now: int) -> bool:
@@ -92,11 +92,7 @@ def _route(turn: Turn, policy: Policy, request: RequestState) -> bool:
 
 
 def _place(
-    turn: Turn,
-    request: RequestState,
-    replica: ReplicaState,
-    adapter: AdapterState | None,
-    decision: Decision,
+    turn: Turn, request: RequestState, replica: ReplicaState, adapter: AdapterState | None, decision: Decision
 ) -> None:
     request.decision = decision
     if adapter is None:
@@ -154,36 +150,6 @@ def settle(turn: Turn, policy: Policy, request: RequestState) -> None:
     if not route(turn, policy, request):
         deactivate(turn, request)
         queues.offer(turn, request, waiting_reason(turn.state))
-
-
-def pump(turn: Turn, policy: Policy) -> None:
-    """A place may have come free: try the queues, one request a tenant in turn, until a round places nobody or all is full."""
-    state = turn.state
-    progress = bool(state.queued)
-    while progress:
-        progress = False
-        for requests in queues.next_round(turn):
-            if _full(state):
-                return
-            if not fairness.anywhere(state, requests[0].tenant):
-                fairness.ask_again(turn, requests[0].tenant)
-                continue
-            for request in requests:
-                if route(turn, policy, request):
-                    if request.id in state.tenants[request.tenant].queue:
-                        activate(turn, request)
-                    progress = True
-                    break
-
-
-def _full(state: FleetState) -> bool:
-    """Whether replicas are up and none has a seat. To try all who wait all the same took 48 ms (50 replicas, 200 tenants)."""
-    up = False
-    for replica in state.replicas.values():
-        if has_seat(replica):
-            return False
-        up = up or replica.up
-    return up
 
 
 def activate(turn: Turn, request: RequestState) -> None:
