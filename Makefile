@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed diagnosis signals peers limits chaos fuzz format clean
+.PHONY: demo test check test-vllm bench figures policies reproduce accuracy speed diagnosis signals sequential compare peers limits chaos fuzz format clean
 
 # PEP 660 install of this tree, with the locked versions of everything else.
 $(STAMP): requirements/dev.lock pyproject.toml
@@ -86,6 +86,16 @@ signals: $(STAMP)  ## diagnose and advise over 100 million requests, made in .ca
 	mkdir -p .cache
 	$(BIN)/python -m benchmarks.signals --markdown > .cache/signals.md
 	$(BIN)/python tools/section.py docs/benchmarks.md signals < .cache/signals.md
+
+sequential: $(STAMP)  ## how often the test of a rollout errs, by 4,000 replayed rollouts, an hour; writes docs/operate.md
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.sequential --markdown > .cache/sequential.md
+	$(BIN)/python tools/section.py docs/operate.md sequential < .cache/sequential.md
+
+compare: $(STAMP)  ## 20 candidates x 3 policies on 100,000 requests, an hour or more; writes docs/benchmarks.md
+	mkdir -p .cache
+	$(BIN)/python -m benchmarks.compare --slots 16 --markdown > .cache/compare.md
+	$(BIN)/python tools/section.py docs/benchmarks.md compare < .cache/compare.md
 
 peers: $(STAMP)  ## the gateway beside nine other proxies on one core, and where its CPU goes; writes docs/performance.md, half an hour
 	mkdir -p .cache

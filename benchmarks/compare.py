@@ -6,7 +6,10 @@ offers have to be taken several times, and the smallest never keep up: their run
 from its first replay to its last figure, with nothing kept from before. Requests a second are those of all replays over the wall
 time, on however many cores were used.
 
-    python -m benchmarks.compare [--candidates N] [--policies N] [--requests N] [--jobs N] [--quick] [--markdown]
+    python -m benchmarks.compare [--candidates N] [--policies N] [--requests N] [--slots N,N] [--jobs N] [--quick] [--markdown]
+
+``--slots`` gives the ladder of slots that is looked through (default: as ``loraledger compare``). One step makes about a third of
+the replays.
 """
 
 from __future__ import annotations
@@ -77,6 +80,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=20)
     parser.add_argument("--policies", type=int, default=3)
     parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--slots", type=lambda text: tuple(map(int, text.split(","))), default=default_ladder(ADAPTERS))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="6 candidates, 2 policies, 1,000 requests")
     parser.add_argument("--markdown", action="store_true")
@@ -87,8 +91,7 @@ def main() -> None:
     measured = gpus.find("h100-sxm")
     if measured is None:
         raise RuntimeError("the catalogue has no h100-sxm, which the shipped profile was measured on")
-    ladder = default_ladder(ADAPTERS)
-    engine = EngineSettings(max_loras=ladder[0], max_cpu_loras=2 * ladder[-1], max_lora_rank=16)
+    engine = EngineSettings(max_loras=given.slots[0], max_cpu_loras=2 * given.slots[-1], max_lora_rank=16)
     twins = Twins(
         calibrated=read_profile(DEFAULT),
         measured_on=measured,
@@ -96,7 +99,7 @@ def main() -> None:
         host_entries=engine.host_entries,
         observation=Observation(),
     )
-    asked = Asked(policies=POLICIES[: given.policies], ladder=ladder, replicas_max=8, objective=Objective())
+    asked = Asked(policies=POLICIES[: given.policies], ladder=given.slots, replicas_max=8, objective=Objective())
     with tempfile.TemporaryDirectory(prefix="loraledger-") as folder:
         trace = canary(Path(folder) / "canary.jsonl", given.requests)
         setup = replace(read_setup(BASE, (), engine), least_kv_tokens=trace.most_tokens)
@@ -107,9 +110,10 @@ def main() -> None:
         wall, cpu = time.perf_counter() - wall, cpu_s() - cpu
     requests = played.played * given.requests
     rows = [
-        ["candidates x policies", "requests", "replays", "wall", "requests/s", "requests/s of CPU"],
+        ["candidates x policies", "slots", "requests", "replays", "wall", "requests/s", "requests/s of CPU"],
         [
             f"{given.candidates} x {given.policies}",
+            ", ".join(map(str, given.slots)),
             f"{given.requests:,}",
             f"{played.played:,}",
             f"{wall / 60:.1f} min",

@@ -9,7 +9,8 @@ what no two tenants have in common: their share of the traffic, their two adapte
 their requests (20 to 80 %) are for an adapter that all of them call.
 
 - **A/A**: the same policy again, by the same way (``RolloutSet``), so that nothing changes. Whatever is called is an error.
-- **A/B, good**: ``bounded-affinity``: more hits, and first tokens no later.
+- **A/B, good**: ``bounded-affinity``: more hits, and first tokens no later. And once more with three times as many blocks, before
+  and since: to be sure takes time.
 - **A/B, bad**: ``strict-affinity``: as many hits more, and first tokens later, by far more than the guardrail on their p90 allows.
 
 Whoever is in a part has it for good, so the parts differ before the change. *Taken to be alike* is the same test without the
@@ -46,14 +47,20 @@ REPLICAS, SLOTS, SEQS, TENANTS = 4, 6, 6, 24
 NAMES: Final = tuple(f"t{number}" for number in range(TENANTS))
 ADAPTERS = 2 * TENANTS + 1
 BLOCK = 5 * SECOND
-WARM, BEFORE, SINCE = 5, 40, 40
-BEGAN: Final = (WARM + BEFORE) * BLOCK
+WARM = 5
 PER_BLOCK = 60
 OUTPUT = 200
 ADAPTER_BYTES = 50_000_000
 SHARED = 0.2, 0.8
 POLICY = "least-loaded"
-KINDS: Final = {"A/A": POLICY, "A/B, good": "bounded-affinity", "A/B, bad": "strict-affinity"}
+GOOD, LONG, BAD = "A/B, good", "A/B, good, for longer", "A/B, bad"
+KINDS: Final = {
+    "A/A": (POLICY, 40),
+    GOOD: ("bounded-affinity", 40),
+    LONG: ("bounded-affinity", 120),
+    BAD: ("strict-affinity", 40),
+}
+"""The policy that is tried, and the blocks of the rollout: as many as before it."""
 LEAST = 0.02
 GUARDED: Final = (Guardrail("ttft_p90", 0.05), Guardrail("itl_mean", 0.002), Guardrail("refused", 0.01))
 AIM = 0.05
@@ -66,6 +73,15 @@ class Run(NamedTuple):
     kind: str
     seed: int
 
+    @property
+    def blocks(self) -> int:
+        """Before the change, and since."""
+        return KINDS[self.kind][1]
+
+    @property
+    def began(self) -> int:
+        return (WARM + self.blocks) * BLOCK
+
 
 class Ended(NamedTuple):
     """How a rollout ended: ``accept`` or ``roll_back``, after how many blocks, and whether a guardrail was what ended it."""
@@ -75,10 +91,10 @@ class Ended(NamedTuple):
     guarded: bool
 
 
-def trace(seed: int) -> Iterator[Request]:
+def trace(run: Run) -> Iterator[Request]:
     """Requests of tenants that differ."""
-    rng = random.Random(f"sequential/{seed}")
-    blocks = WARM + BEFORE + SINCE
+    rng = random.Random(f"sequential/{run.seed}")
+    blocks = WARM + 2 * run.blocks
     times = sorted(rng.randrange(blocks * BLOCK) for _ in range(blocks * PER_BLOCK))
     weights = [rng.uniform(0.5, 2.0) for _ in NAMES]
     shared = [rng.uniform(*SHARED) for _ in NAMES]
@@ -125,17 +141,18 @@ def play(run: Run) -> tuple[list[Block], list[Block]]:
     played, members = fleet(), treated(NAMES, 0.5, f"{run.kind}/{run.seed}")
 
     def change() -> None:
-        value = json.dumps(KINDS[run.kind])
+        value = json.dumps(KINDS[run.kind][0])
         played.conductor.feed(RolloutSet(played.now, "c1", "policy", value, "tenant", members))
 
-    played.at(BEGAN, change)
-    played.run(trace(run.seed))
+    played.at(run.began, change)
+    played.run(trace(run))
     rows = played.rows["requests"]
-    before = replayed(rows, Blocks("tenant", members, WARM * BLOCK, BLOCK), BEGAN)
-    return before[:BEFORE], replayed(rows, Blocks("tenant", members, BEGAN, BLOCK), BEGAN + SINCE * BLOCK)
+    before = replayed(rows, Blocks("tenant", members, WARM * BLOCK, BLOCK), run.began)
+    since = replayed(rows, Blocks("tenant", members, run.began, BLOCK), run.began + run.blocks * BLOCK)
+    return before[: run.blocks], since
 
 
-def change(target: Metric, least: float, guardrails: Sequence[Guardrail]) -> Change:
+def change(run: Run, target: Metric, least: float, guardrails: Sequence[Guardrail]) -> Change:
     """What is asked of a run."""
     return Change(
         id="c1",
@@ -146,18 +163,18 @@ def change(target: Metric, least: float, guardrails: Sequence[Guardrail]) -> Cha
         after="another",
         target=Target(target, least),
         guardrails=tuple(guardrails),
-        window_ns=SINCE * BLOCK,
+        window_ns=run.blocks * BLOCK,
         block_ns=BLOCK,
         population=Population("tenant", 0.5, "c1"),
         state="rolling_out",
-        began_ns=BEGAN,
+        began_ns=run.began,
     )
 
 
-def ended(asked: Change, blocks: Sequence[Block], before: Sequence[Block] | None) -> Ended:
+def ended(run: Run, asked: Change, blocks: Sequence[Block], before: Sequence[Block] | None) -> Ended:
     """Looked at after every block, as a gateway does."""
     for number in range(1, len(blocks) + 1):
-        verdict = judge(asked, blocks[:number], BEGAN + number * BLOCK, before)
+        verdict = judge(asked, blocks[:number], run.began + number * BLOCK, before)
         if verdict.action != "keep":
             return Ended(verdict.action, number, _guarded(verdict))
     raise AssertionError("the stated time is over")
@@ -174,13 +191,13 @@ def judged(run: Run) -> dict[str, Any]:
     if run.kind == "A/A":
         for metric in ("hit_rate", "ttft_p90"):
             rails = [rail for rail in GUARDED if rail.metric != metric]
-            found[f"target {metric}"] = ended(change(metric, 0.0, rails), since, before)
-            found[f"target {metric}{ALIKE}"] = ended(change(metric, 0.0, rails), since, None)
+            found[f"target {metric}"] = ended(run, change(run, metric, 0.0, rails), since, before)
+            found[f"target {metric}{ALIKE}"] = ended(run, change(run, metric, 0.0, rails), since, None)
         tight = [msgspec.structs.replace(rail, worse_by=0.0) for rail in GUARDED]
-        found["guardrails of 0"] = ended(change("hit_rate", 0.0, tight), since, before)
-        found[f"guardrails of 0{ALIKE}"] = ended(change("hit_rate", 0.0, tight), since, None)
+        found["guardrails of 0"] = ended(run, change(run, "hit_rate", 0.0, tight), since, before)
+        found[f"guardrails of 0{ALIKE}"] = ended(run, change(run, "hit_rate", 0.0, tight), since, None)
     else:
-        found["target hit_rate"] = ended(change("hit_rate", LEAST, GUARDED), since, before)
+        found["target hit_rate"] = ended(run, change(run, "hit_rate", LEAST, GUARDED), since, before)
     return {"kind": run.kind, "seed": run.seed, "ended": {name: list(one) for name, one in found.items()}}
 
 
@@ -198,13 +215,17 @@ def show(results: list[dict[str, Any]], markdown: bool) -> None:
     for judgment, what in (*asked, ("guardrails of 0", "guarded")):
         rows.append(_row(results, "A/A", judgment, what, aimed=True))
         rows.append(_row(results, "A/A", judgment + ALIKE, what))
-    for kind, error in (("A/B, good", "guarded"), ("A/B, bad", "accepted")):
+    for kind, error in ((GOOD, "guarded"), (LONG, "guarded"), (BAD, "accepted")):
         rows += [_row(results, kind, "target hit_rate", what, aimed=what == error) for what in _WORDS]
     printed.show(rows, markdown)
-    for kind, action, words in (("A/B, good", "accept", "accepted"), ("A/B, bad", "roll_back", "taken back")):
+    for kind, action, words in (
+        (GOOD, "accept", "accepted"),
+        (LONG, "accept", "accepted"),
+        (BAD, "roll_back", "taken back"),
+    ):
         took = [one.blocks for one in _ended(results, kind, "target hit_rate") if one.action == action]
         if took:
-            print(f"{kind}: {words} after {printed.ranged(took)} of {SINCE} blocks, median and range.")
+            print(f"{kind}: {words} after {printed.ranged(took)} of {KINDS[kind][1]} blocks, median and range.")
 
 
 _WORDS: Final = {
