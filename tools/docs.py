@@ -4,7 +4,7 @@
     python tools/docs.py --check   exit 1 if they are not what the code says
     python tools/docs.py --replay  run the example of docs/replay.md again and write what it prints (a test compares)
     python tools/docs.py --signals the same of docs/signals.md
-    python tools/docs.py --plan    the same of docs/plan.md, on the files that its test makes
+    python tools/docs.py --plan    the same of docs/plan.md, on the files of benchmarks.plan_example
 
 Text outside the generated marks is kept.
 """
@@ -115,8 +115,8 @@ def main() -> int:
         rerun(Path("docs/signals.md"))
         return 0
     if "--plan" in sys.argv:
-        sys.path.insert(0, "tests")
-        rerun(Path("docs/plan.md"), importlib.import_module("plan.example").write_example)
+        sys.path.insert(0, ".")
+        rerun(Path("docs/plan.md"), importlib.import_module("benchmarks.plan_example").write_example)
         return 0
     stale = []
     for path, text in ((Path("docs/configuration.md"), settings_table()), (Path("docs/record.md"), tables())):

@@ -129,7 +129,7 @@ def test_a_gpu_that_nobody_knows_is_named_and_set_aside(compare: Compare) -> Non
         (("--share", "0"), (L40S,), 2, "--share 0"),
         (("--slots", "8,8"), (L40S,), 2, "each once"),
         (("--slots", "0"), (L40S,), 2, "whole numbers from 1"),
-        (("--speed", "0"), (L40S,), 2, "speed=0"),
+        (("--speed", "0"), (L40S,), 2, "--speed 0: "),
         (("--speed", "1,2"), (L40S,), 2, "--speed 1,2: one number"),
         (("--policy", "robin"), (L40S,), 2, "--policy robin: no such policy; did you mean 'round-robin'"),
         (("--profile-gpu", "Voodoo"), (L40S,), 3, "say which with --profile-gpu"),

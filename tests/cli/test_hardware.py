@@ -13,7 +13,7 @@ def test_the_catalogue_is_a_table_of_one_line_a_gpu(cli: Cli) -> None:
     assert (done.code, done.err) == (0, "")
     rows = {row[0]: row[1:] for row in done.table() if row}
     assert rows["h100-sxm"] == ["79.6", "GiB", "3,350", "989", "64"]
-    assert rows["b200"][-1] == "*", "a figure of it was written from memory"
+    assert rows["b200"][-1] == "*", "a figure of it is not yet checked"
     assert "bf16 dense, the link one way" in done.out
 
 
@@ -28,9 +28,9 @@ def test_one_gpu_is_shown_with_sources_dates_and_the_way_up(cli: Cli) -> None:
     assert "- remote: Amazon S3" in whole
 
 
-def test_what_was_written_from_memory_says_so(cli: Cli) -> None:
-    assert "(written from memory: check it)" in " ".join(cli("hardware", "b200").out.split())
-    assert "from memory" not in cli("hardware", "h200").out
+def test_what_is_not_yet_checked_says_so(cli: Cli) -> None:
+    assert "(not yet checked against this source)" in " ".join(cli("hardware", "b200").out.split())
+    assert "not yet checked" not in cli("hardware", "h200").out
 
 
 def test_both_as_data(cli: Cli) -> None:

@@ -87,6 +87,18 @@ def test_changes_are_read_from_the_journal(cli: Cli, record: Path) -> None:
     assert cli("review", *DAYS).code == 3
 
 
+def test_what_was_accepted_is_where_proposals_begin(cli: Cli, record: Path) -> None:
+    accepted = change(state="accepted", before="bounded-affinity", after="round-robin", ended_ns=NOON - MINUTE)
+    with ChangeJournal(record / "changes") as journal:
+        journal.append(NOON - MINUTE, "accept", "gateway", "better", accepted)
+    (command,) = [
+        proposal["command"]
+        for proposal in cli("review", *DAYS, "--json").items("review")["proposals"]
+        if proposal["variable"] == "policy"
+    ]
+    assert "--from round-robin --to bounded-affinity" in command
+
+
 def test_what_is_not_new_is_not_reviewed_again(cli: Cli, record: Path, tmp_path: Path) -> None:
     first = cli("review", *DAYS, "--if-changed", "--out", "review.html")
     assert "no review of this record before this one" in first.err

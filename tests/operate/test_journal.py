@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loraledger.errors import ConfigError, InputFileError
-from loraledger.operate.journal import FILE, ChangeJournal, read_entries
+from loraledger.operate.journal import FILE, ChangeJournal, lasting, read_entries
 
 from .changes import change
 
@@ -25,6 +25,24 @@ def test_what_was_written_is_there_for_the_next_process(tmp_path: Path) -> None:
         assert journal.entries[1].evidence == {"run": "x", "hit_rate": [0.5, 0.7]}
         assert journal.changes["c1"].state == "replayed"
         assert journal.append(3, "withdraw", "bob", "no", change()).n == 3
+
+
+def test_what_lasts_was_accepted_is_live_and_not_settled_by_the_file(tmp_path: Path) -> None:
+    ended = [
+        change(id="c1", state="accepted", ended_ns=5),
+        change(id="c2", state="accepted", ended_ns=4),
+        change(id="c3", state="rolled_back", ended_ns=3),
+        change(id="c4", state="accepted", ended_ns=2, variable="slots", before=2, after=4),
+        change(id="c5", state="accepted", ended_ns=1),
+    ]
+    with ChangeJournal(tmp_path) as journal:
+        for one in ended:
+            journal.append(one.ended_ns or 0, "accept", "gateway", "better", one)
+        journal.append(
+            6, "accept", "gateway", "the settings say so too", ended[-1], {"settled": "the settings say so too"}
+        )
+        found = lasting(journal.entries)
+    assert {variable: [one.id for one in changes] for variable, changes in found.items()} == {"policy": ["c2", "c1"]}
 
 
 def test_a_journal_that_does_not_exist_has_no_entries(tmp_path: Path) -> None:

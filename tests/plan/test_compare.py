@@ -65,6 +65,15 @@ def test_policies_that_have_nothing_to_choose_do_not_reorder_hardware(
     assert found.cells[0].policy == policies[0]
 
 
+def test_an_offer_of_more_replicas_than_are_allowed_is_not_tried(tmp_path: Path) -> None:
+    offers = [offer("two", "l40s", count=2), offer("one", "l40s")]
+    found, judged = compared(tmp_path / "out", canary(tmp_path, requests=20), offers, replicas_max=1, ladder=(4,))
+    assert [one.replicas for one in judged] == [2, 1]
+    assert {cell.offer for cell in found.cells} == {"one"}
+    with pytest.raises(InputFileError, match="of more replicas than 1: raise --replicas-max"):
+        compared(tmp_path / "other", canary(tmp_path, requests=20), offers[:1], replicas_max=1)
+
+
 def test_what_was_played_is_not_played_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = canary(tmp_path)
     offers = [offer("l40s", "l40s")]

@@ -126,6 +126,7 @@ def test_memory_that_is_not_the_devices_is_used_and_said(tmp_path: Path, gpus: C
         ("price_per_hour", True, "offer 1, price_per_hour: True is not a price"),
         ("currency", "dollars", "offer 1, currency: 'dollars' is no currency"),
         ("as_of", "yesterday", "offer 1, as_of: 'yesterday' is no date"),
+        ("as_of", "2026-W10-1", "offer 1, as_of: '2026-W10-1' is no date"),
         ("as_of", None, "offer 1, as_of: is missing"),
         ("term", " ", "offer 1, term: must be 1 to 200 printable characters"),
         ("prise", 1, "offer 1: field 'prise' is not known"),

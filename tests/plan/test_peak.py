@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loraledger.plan.peak import HOUR_NS, ActiveTokens, active_tokens, busiest, read_peak
+from loraledger.plan.peak import HOUR_NS, ActiveTokens, active_tokens, between_rows, busiest, read_peak
 from loraledger.record.tables import Row
 from loraledger.signals.facts import Facts
 from loraledger.signals.figures import Window
-from signals.records import MINUTE, NOON, SECOND, record, request
+from signals.records import MINUTE, NOON, SECOND, record, request, sample
 
 DAY = Window(NOON - 12 * HOUR_NS, NOON + 12 * HOUR_NS)
 TEN = Window(NOON, NOON + 10 * SECOND)
@@ -121,3 +121,32 @@ def test_the_peak_is_measured_as_an_hour_of_its_own(tmp_path: Path) -> None:
     assert (peak.signals.total.requests, peak.signals.total.distinct_adapters) == (9, 3)
     assert peak.active is not None
     assert peak.active.requests == 9
+    assert peak.covered.since_ns == NOON - HOUR_NS
+    assert peak.seen.since_ns == NOON, "an hour before it is on record"
+    assert peak.seen.until_ns == peak.covered.until_ns
+
+
+def test_what_a_record_covers_is_what_lies_between_its_rows(tmp_path: Path) -> None:
+    hour = Window(NOON, NOON + HOUR_NS)
+    rows = [held(NOON + 10 * MINUTE, SECOND, 7), held(NOON + 20 * MINUTE, SECOND, 7)]
+    last = NOON + 20 * MINUTE + SECOND
+    with record(tmp_path / "a", rows) as reader:
+        assert between_rows(reader, hour) == Window(NOON + 10 * MINUTE, last + 1), "to the end of the last request"
+        inner = Window(NOON + 15 * MINUTE, NOON + 16 * MINUTE)
+        assert between_rows(reader, inner) == inner
+        later = Window(NOON + 30 * MINUTE, NOON + 40 * MINUTE)
+        assert between_rows(reader, later) == later, "nothing is there, so nothing is cut"
+    with record(tmp_path / "b", rows, samples=[sample(at_ns=NOON + 50 * MINUTE)]) as reader:
+        assert between_rows(reader, hour).until_ns == NOON + 50 * MINUTE + 1, "a gateway without traffic still samples"
+    with record(tmp_path / "c", [held(hour.until_ns - 1, 0, 7, finished_ns=None)]) as reader:
+        assert between_rows(reader, hour) == Window(hour.until_ns - SECOND, hour.until_ns), "a second at least"
+    with record(tmp_path / "d", []) as reader:
+        assert between_rows(reader, hour) == hour
+
+
+def test_the_p99_is_over_the_part_of_the_hour_that_is_on_record(tmp_path: Path) -> None:
+    with record(tmp_path, [held(NOON + 50 * MINUTE, 30 * SECOND, 500)]) as reader:
+        peak = read_peak(reader, DAY, Facts())
+    assert peak.seen == Window(NOON + 50 * MINUTE, NOON + 50 * MINUTE + 30 * SECOND + 1)
+    assert peak.active is not None
+    assert peak.active.high == 500, "of the whole hour it would be 0: the level of more than 99 % of it"

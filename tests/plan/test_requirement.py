@@ -54,9 +54,15 @@ def values(found: Requirement) -> dict[str, int | None]:
     return {need.name: need.value for need in found.needs}
 
 
+def day() -> list[Row]:
+    """The first and the last moment of the period: two requests of no adapter."""
+    bare = {"adapter": None, "digest": None, "hit_class": "base"}
+    return [request(arrived_ns=at, **bare) for at in (PERIOD.since_ns, PERIOD.until_ns - SECOND)]
+
+
 def test_each_figure_follows_from_the_peak_hour(peak_of: Callable[..., Peak]) -> None:
     loads = [move("disk", "gpu", at_ns=NOON + n * SECOND, replica="r1", took_ns=SECOND) for n in range(6)]
-    peak = peak_of(traffic(), residency=loads)
+    peak = peak_of([*traffic(), *day()], residency=loads)
     found = worked(msgspec.structs.replace(peak, active=ActiveTokens(high=3000, most=4000, requests=12)))
     assert values(found) == {
         "usable memory": 3 * 10 * MIB + 3000 * 1000,
@@ -68,7 +74,22 @@ def test_each_figure_follows_from_the_peak_hour(peak_of: Callable[..., Peak]) ->
         "host link": 4 * MIB * 50,  # the largest in 20 ms
         "disk rate": -(-6 * 5 * MIB // 2 // 3600),
     }
-    assert (found.requests, found.replicas, found.peak) == (12, 2, Window(NOON, NOON + HOUR))
+    assert (found.requests, found.replicas, found.peak) == (13, 2, Window(NOON, NOON + HOUR))
+    assert found.seen == found.peak
+    assert found.need("disk rate").words.startswith("6 loads x 2,621,440 bytes / 3,600 s, x 1 growth")
+    assert found.need("host entries").words.startswith("4 distinct adapters in the hour, x 1")
+
+
+def test_a_rate_is_over_the_seconds_on_record_and_its_line_gives_the_figure(peak_of: Callable[..., Peak]) -> None:
+    loads = [move("disk", "gpu", at_ns=NOON + n * SECOND, replica="r1", took_ns=SECOND) for n in range(6)]
+    last = sample(at_ns=NOON + 40 * SECOND - 1)
+    found = worked(peak_of(traffic(), residency=loads, samples=[last]), growth=1.5, headroom=1.25)
+    assert found.seen == Window(NOON, NOON + 40 * SECOND)
+    need = found.need("disk rate")
+    assert need.words.startswith("6 loads x 2,621,440 bytes / 40 s, x 1.5 growth x 1.25 headroom; a mean")
+    assert need.value == 6 * 2_621_440 * 15 * 125 // 40 // 1000
+    assert "in flight or less in 99 % of the 40 s seen (at most" in found.need("KV tokens").words
+    assert "4 distinct adapters in the 40 s seen, x 1.5" in found.need("host entries").words
 
 
 def test_growth_and_headroom_multiply_counts_and_not_the_link(peak_of: Callable[..., Peak]) -> None:
@@ -139,10 +160,10 @@ def test_base_requests_alone_need_no_slot(peak_of: Callable[..., Peak]) -> None:
 
 
 def test_a_short_period_is_said_to_be_one(peak_of: Callable[..., Peak]) -> None:
-    peak = peak_of(traffic())
+    peak = peak_of([*traffic(), *day()])
     assert not any("may hold a higher peak" in note for note in worked(peak).notes)
-    short = msgspec.structs.replace(peak, period=Window(NOON, NOON + 2 * HOUR))
-    assert "the period is 2.0 hours: a day or a week may hold a higher peak" in worked(short).notes
+    short = msgspec.structs.replace(peak, covered=Window(NOON, NOON + 21 * SECOND))
+    assert "the traffic is 21 s long: a day or a week may hold a higher peak" in worked(short).notes
 
 
 @pytest.mark.parametrize(

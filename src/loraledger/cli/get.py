@@ -96,7 +96,7 @@ def replicas(config: ConfigOption = None, as_json: JsonOption = False) -> None:
             _value(item["in_flight"]),
             _value(item["running"]),
             _value(item["waiting"]),
-            _value(item["kv_usage"]),
+            _share(item["kv_usage"]),
             f"{_shown(item['slots_used'])}/{_shown(item['slots'])}",
             item["reason"],
         ]
@@ -138,6 +138,13 @@ def _from_gateway(what: str, config: Path | None) -> list[dict[str, Any]]:
 
 def _value(figure: object) -> object:
     return figure.get("value") if isinstance(figure, dict) else figure
+
+
+def _share(figure: object) -> str | None:
+    from loraledger.cli.signals.shown import share
+
+    value = _value(figure)
+    return share(value) if isinstance(value, int | float) else None
 
 
 def _shown(figure: object) -> object:

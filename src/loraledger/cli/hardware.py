@@ -1,7 +1,8 @@
 """``loraledger hardware``: the GPUs that plans are made of, and for one of them where each figure comes from.
 
 Theory of operation. The table compares; the page of one GPU gives sources and dates, and the ladder that an adapter climbs on a
-node of which nothing else is known. Figures that were written from memory are marked: check them before money depends on them.
+node of which nothing else is known. Figures that have not been checked against their source yet are marked: check them before money
+depends on them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _COLUMNS: Final = ("gpu", "memory", "GB/s", "TFLOP/s", "link GB/s")
 _FIELDS: Final = ("memory", "memory_bandwidth", "bf16", "host_link")
 _UNITS: Final = {"memory": "", "memory_bandwidth": " GB/s", "bf16": " TFLOP/s", "host_link": " GB/s"}
-_CHECK: Final = " (written from memory: check it)"
+_CHECK: Final = " (not yet checked against this source)"
 
 
 def hardware(
@@ -60,7 +61,9 @@ def _print_all(gpus: Catalogue, as_json: bool) -> None:
     print_table((*_COLUMNS, ""), rows, right=_COLUMNS[1:])
     print("\nmemory as the device reports it; speeds are peaks: bf16 dense, the link one way")
     if any(row[-1] for row in rows):
-        print("*: a figure of it was written from memory: `loraledger hardware NAME` says which, with all sources")
+        print(
+            "*: a figure of it is not yet checked against its source: `loraledger hardware NAME` says which, with all sources"
+        )
     sys.stdout.flush()
 
 

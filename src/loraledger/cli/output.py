@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from itertools import product
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 T = TypeVar("T")
 
@@ -16,6 +22,9 @@ UNLIMITED = 100_000
 MANY = 100_000
 """Rows from which on a bar is shown: fewer take less than a second."""
 _STEP = 10_000
+_LINES: Final = 8
+"""Lines that a folded cell takes at most: in more it is a tower of single words."""
+_TRAILING: Final = re.compile(r" +((?:\x1b\[0m)?)$", re.MULTILINE)
 
 
 def print_json(kind: str, items: object) -> None:
@@ -25,7 +34,10 @@ def print_json(kind: str, items: object) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[str] = ()) -> None:
-    """A table with upper-case headings; columns named in ``right`` are aligned right. Unknown shows as ``-``."""
+    """A table with upper-case headings; columns named in ``right`` are aligned right. Unknown shows as ``-``.
+
+    No cell is ever cut. On a terminal that is too narrow, columns stand closer and the last one is folded if it is aligned left.
+    """
     from rich.console import Console
     from rich.table import Table
 
@@ -34,9 +46,32 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], right:
         table.add_column(column.upper(), justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
         table.add_row(*("-" if cell is None else str(cell) for cell in row))
-    width = None if sys.stdout.isatty() else UNLIMITED
+    terminal = sys.stdout.isatty()
     # Names are data: `[red]` or `:x:` in one must not be taken for a style or an emoji.
-    Console(width=width, highlight=False, markup=False, emoji=False).print(table)
+    console = Console(width=None if terminal else UNLIMITED, highlight=False, markup=False, emoji=False)
+    if terminal and not _fit(console, table):
+        # The terminal wraps it: blanks at the end of a line would become empty lines.
+        with console.capture() as kept:
+            console.print(table)
+        sys.stdout.write(_TRAILING.sub(r"\1", kept.get()))
+        return
+    console.print(table)
+
+
+def _fit(console: Console, table: Table) -> bool:
+    """Whether the table is made to fit the terminal; if it cannot be, ``console`` is made as wide as the table."""
+    from rich.measure import measure_renderables
+
+    wide, last = console.options.update(max_width=UNLIMITED), table.columns[-1]
+    cells = measure_renderables(console, wide, [last.header, *last.cells])
+    saved = cells.maximum - max(cells.minimum, -(-cells.maximum // _LINES))
+    for folded, closer in product((False, True) if last.justify == "left" else (False,), (False, True)):
+        table.collapse_padding, last.no_wrap = closer, not folded
+        if console.measure(table, options=wide).maximum - saved * folded <= console.width:
+            return True
+    table.collapse_padding, last.no_wrap = False, True
+    console.size = (console.measure(table, options=wide).maximum, console.height)
+    return False
 
 
 def seconds(nanoseconds: object) -> str | None:

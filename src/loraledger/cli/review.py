@@ -104,21 +104,21 @@ def _made(
     place: Ground, window: Window, slo: int | None, pool_versions: bool, slots: int | None, host_entries: int | None
 ) -> Review:
     from loraledger.conductor.reading import open_record
-    from loraledger.operate.journal import changes_of, read_entries
+    from loraledger.operate.journal import changes_of, lasting, read_entries
     from loraledger.operate.review import Names, standing
     from loraledger.operate.review import review as gathered
     from loraledger.operate.review.gather import reach
 
     hours = reach(window)
-    changes = list(changes_of(read_entries(place.directory / "changes")).values())
+    entries = read_entries(place.directory / "changes")
     with open_record(place.directory, since_ns=hours.since_ns, until_ns=hours.until_ns) as reader:
         known = facts(place, reader, slots, host_entries)
         return gathered(
             reader,
             window,
             known,
-            standing(place.settings, known),
-            changes,
+            standing(place.settings, known, lasting(entries)),
+            list(changes_of(entries).values()),
             Names(place.record, place.file),
             slo_s=(slo or NS_PER_S) / NS_PER_S,
             pool_versions=pool_versions,

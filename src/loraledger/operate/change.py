@@ -20,6 +20,7 @@ Values are JSON: numbers and names, and for pins a list of [replica, adapter].
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final, Literal
 
 import msgspec
@@ -187,3 +188,16 @@ def conflict(change: Change, others: list[Change]) -> str | None:
                 " two changes at once could not be told apart; end that one first"
             )
     return None
+
+
+def held(value: Value, accepted: Iterable[Change]) -> tuple[Change | None, list[Change]]:
+    """Of the ``accepted`` changes of one variable, oldest first: the one that still has to be held, and those that the file ended.
+
+    ``value`` is what the settings file says. Each change began with what the one before it had brought.
+    """
+    rest, over = list(accepted), list[Change]()
+    while rest and value != rest[-1].after:
+        if value == rest[0].before:
+            return rest[-1], over
+        over.append(rest.pop(0))
+    return None, over + rest

@@ -73,6 +73,16 @@ def changes_of(entries: list[Entry]) -> dict[str, Change]:
     return found
 
 
+def lasting(entries: list[Entry]) -> dict[str, list[Change]]:
+    """By variable, the accepted changes that the gateway holds unless the settings file says otherwise, oldest first."""
+    settled = {entry.change.id for entry in entries if "settled" in entry.evidence}
+    found: dict[str, list[Change]] = {}
+    for change in sorted(changes_of(entries).values(), key=lambda change: change.ended_ns or 0):
+        if change.state == "accepted" and change.live and change.id not in settled:
+            found.setdefault(change.variable, []).append(change)
+    return found
+
+
 class ChangeJournal:
     """The journal, open for writing. ``entries`` are those that are on the disk. Close it after use."""
 

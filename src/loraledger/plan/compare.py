@@ -118,7 +118,11 @@ def default_ladder(adapters: int) -> tuple[int, ...]:
 
 def compare(candidates: Sequence[Candidate], canary: Canary, twins: Twins, asked: Asked, runs: Runs) -> Comparison:
     """Replay all of it. Raises ``InputFileError`` when no candidate fits, or a run goes wrong."""
-    fitting = [one for one in candidates if steps_of(one, asked.ladder)]
+    fitting = [one for one in candidates if steps_of(one, asked.ladder) and one.replicas <= asked.replicas_max]
+    if not fitting and any(steps_of(one, asked.ladder) for one in candidates):
+        raise InputFileError(
+            f"every offer that fits is of more replicas than {asked.replicas_max}: raise --replicas-max"
+        )
     if not fitting:
         why = "; ".join(f"{one.offer.name} {one.words}" for one in candidates[:_NAMED])
         raise InputFileError(f"no offer fits: {why}: give larger devices, more of them, or fewer --slots")
@@ -225,7 +229,7 @@ class _Work:
         return search(steps_of(place.candidate, place.ladder), self._most(place.candidate), place.least)
 
     def _most(self, one: Candidate) -> int:
-        return max(1, self.asked.replicas_max // one.replicas)
+        return self.asked.replicas_max // one.replicas
 
     def _play(self, wanted: Sequence[tuple[_Place, Try]]) -> list[Trial]:
         found = self.runs.trials([self._wanted(place, one) for place, one in wanted])

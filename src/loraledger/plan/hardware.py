@@ -1,9 +1,9 @@
 """GPUs: memory, memory bandwidth, dense bf16 arithmetic, host link; and the ladder that an adapter climbs to a device.
 
 Theory of operation. The catalogue is a small YAML file of the package (``hardware.yaml``), read strictly; each value has its source
-and the day on which that was looked up, and says when it was written from memory (``recalled``). Units are those of AIConfigurator:
-bytes, bytes a second, FLOP a second, the host link one way. Speeds are peaks of data sheets. Nobody reaches them; they are only
-ever used as ratios between two GPUs (``scaling``), for which what all GPUs fail to reach cancels out.
+and the day on which it was entered, and says when it has not been checked against that source yet (``recalled``). Units are those
+of AIConfigurator: bytes, bytes a second, FLOP a second, the host link one way. Speeds are peaks of data sheets. Nobody reaches
+them; they are only ever used as ratios between two GPUs (``scaling``), for which what all GPUs fail to reach cancels out.
 
 A name is found whatever its case and punctuation (``NVIDIA H100 80GB HBM3``), by itself or an alias. One that fits two GPUs, such
 as ``A100``, is none of them: it is not guessed, and the nearest names are said. A second file of the same form adds GPUs and
@@ -45,7 +45,7 @@ _Words = Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 
 @dataclass(frozen=True, slots=True)
 class Sourced:
-    """A figure, where it comes from, and the day on which that was looked up (ISO). ``recalled``: from memory, to be checked."""
+    """A figure, where it comes from, and the day on which it was entered (ISO). ``recalled``: not yet checked against it."""
 
     value: int
     source: str

@@ -278,7 +278,9 @@ class _Row:
     def date(self) -> str:
         text = self.text("as_of")
         try:
-            return date.fromisoformat(text).isoformat() if text else ""
+            if text and date.fromisoformat(text).isoformat() != text:
+                raise ValueError(text)  # a week or an ordinal date: nobody means that in a list of prices
+            return text
         except ValueError:
             self.wrong("as_of", f"{_short(text)} is no date: write the day that the price is of, like 2026-11-30")
             return ""

@@ -3,10 +3,14 @@
 Theory of operation. Capacity is for the peak, and a mean over a week hides it. One query finds the clock hour (UTC) with most
 requests; that hour is then measured like any window, and the tokens in flight are followed through it.
 
+A record may begin or end within the hour: it is new, it was cut, or a replay lasted a minute. What is divided by time is divided by
+the part of the hour that lies between the first and the last moment of the record, of whatever table, and by a second at least. A
+gap between them counts: a gateway that was down had no traffic.
+
 *Active tokens.* A request holds its prompt's and its generated tokens from dispatch to its end. While it generates it holds fewer,
 and a prefix that several share is held once, so the figure is an upper bound of the KV that is needed. Its p99 is over *time*: the
-least level that was not exceeded in 99 % of the hour. Requests that arrived before the hour are not in it, nor those that told no
-token counts.
+least level that was not exceeded in 99 % of that part of the hour. Requests that arrived before the hour are not in it, nor those
+that told no token counts.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from typing import Final
 import msgspec
 
 from loraledger.record.reader import RecordReader
+from loraledger.record.tables import TABLES
 from loraledger.signals.durations import timed
 from loraledger.signals.facts import Facts
 from loraledger.signals.figures import Signals, Version, Window
@@ -72,9 +77,14 @@ class ActiveTokens(msgspec.Struct, frozen=True):
 
 
 class Peak(msgspec.Struct, frozen=True, kw_only=True):
-    """The busiest hour of ``period``: its figures, and its active tokens (``None``: no request told any)."""
+    """The busiest hour of ``period``: its figures, and its active tokens (``None``: no request told any).
+
+    ``covered`` and ``seen``: the part of the period, and of the hour, that lies between the record's first and last moment.
+    """
 
     period: Window
+    covered: Window
+    seen: Window
     signals: Signals
     active: ActiveTokens | None
 
@@ -92,7 +102,22 @@ def read_peak(reader: RecordReader, window: Window, facts: Facts, *, pool_versio
     """The peak of ``window``, measured."""
     hour = busiest(reader, window)
     signals = measure(reader, hour, facts, pool_versions=pool_versions)
-    return Peak(period=window, signals=signals, active=active_tokens(reader, hour, signals.version))
+    covered, seen = between_rows(reader, window), between_rows(reader, hour)
+    active = active_tokens(reader, seen, signals.version)
+    return Peak(period=window, covered=covered, seen=seen, signals=signals, active=active)
+
+
+def between_rows(reader: RecordReader, window: Window) -> Window:
+    """The part of ``window`` between the first and the last moment of the record, a second at least; all of it without any."""
+    times = [*((table.name, table.time) for table in TABLES.values()), ("requests", "finished_ns")]
+    queries = (f"FROM {table} SELECT MIN({time}) AS first, MAX({time}) AS last" for table, time in times)
+    ends = [maybe_whole(end) for query in queries for row in reader.query(query) for end in row.values()]
+    known = [end for end in ends if end is not None]
+    if not known or min(known) >= window.until_ns or max(known) < window.since_ns:
+        return window
+    first, last = min(known), max(known)
+    since = max(window.since_ns, min(first, window.until_ns - NS_PER_S))
+    return Window(since, min(window.until_ns, max(last + 1, since + NS_PER_S)))
 
 
 def active_tokens(reader: RecordReader, window: Window, version: Version | None = None) -> ActiveTokens | None:

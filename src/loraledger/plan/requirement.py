@@ -11,7 +11,7 @@ and says in one line how. A figure whose inputs are not known is ``None``, and s
     KV tokens    p99 over time of the tokens in flight x growth x headroom; without them KV in use by samples
     usable       slots x bytes of a slot + KV tokens x bytes of a token, on all devices together
     link         bytes of the largest adapter over the median time between tokens: an activation then costs a stream one token
-    disk         loads of the peak hour x mean bytes, a second, x growth x headroom
+    disk         loads of the peak hour x mean bytes, over the seconds of it that the record covers, x growth x headroom
 
 Fewer slots serve, with more activations: the replay of ``compare`` says what that costs. Two replicas each need the adapters that
 both use, so ``slots`` is a sum over the replicas that there were.
@@ -29,9 +29,13 @@ from loraledger.events import Source
 from loraledger.plan.peak import Peak
 from loraledger.signals.facts import Facts
 from loraledger.signals.figures import Group, Pressure, Window
+from loraledger.units import format_duration
 
+NEARLY_A_DAY_S: Final = 23 * 3600
+"""Traffic that is shorter may lack a peak; a day need not be recorded to its last second."""
 HEADROOM: Final = 1.25
 """A fifth stays free at the peak."""
+_MS: Final = 10**6
 MOST: Final = 1000.0
 """Of growth and headroom."""
 
@@ -69,6 +73,8 @@ class Requirement(msgspec.Struct, frozen=True, kw_only=True):
 
     period: Window
     peak: Window
+    seen: Window
+    """The part of the peak that the record covers: what is divided by time is divided by it."""
     growth: float
     headroom: float
     requests: int
@@ -106,6 +112,7 @@ def requirement(
     return Requirement(
         period=peak.period,
         peak=peak.signals.window,
+        seen=peak.seen,
         growth=growth,
         headroom=headroom,
         requests=0 if total is None else total.requests,
@@ -124,6 +131,7 @@ class _Work:
         self.total = peak.signals.total
         self.factor = growth * headroom
         self.by = f"x {growth:g} growth x {headroom:g} headroom"
+        self.span = "the hour" if peak.seen.seconds >= 3600 else f"the {_length(peak.seen)} seen"
         self.age = max(0, now_ns - peak.signals.window.until_ns)
 
     def needs(self) -> tuple[Need, ...]:
@@ -156,7 +164,7 @@ class _Work:
             self._up(count),
             "entries",
             "observed",
-            f"{count:,} distinct adapters in the hour, {self.by}",
+            f"{count:,} distinct adapters in {self.span}, {self.by}",
         )
 
     def host(self, entries: Need) -> Need:
@@ -171,7 +179,7 @@ class _Work:
         active, pressure = self.peak.active, None if self.total is None else self.total.pressure
         if active is not None:
             words = (
-                f"{active.high:,} tokens in flight or less in 99 % of the hour (at most {active.most:,}), {self.by}; prefixes "
+                f"{active.high:,} tokens in flight or less in 99 % of {self.span} (at most {active.most:,}), {self.by}; prefixes "
                 "that are shared and tokens still to come are counted, so less will do"
             )
             return self._need("KV tokens", self._up(active.high), "tokens", "observed", words)
@@ -225,9 +233,9 @@ class _Work:
             return self._unknown(
                 "disk rate", "bytes/s", self._no_sizes() if moves is not None else "no request arrived"
             )
-        seconds = self.peak.signals.window.seconds
-        words = f"{moves.loads:,} loads in the hour x {mean:,} bytes, {self.by}; a mean: loads come in bursts"
-        rate = math.ceil(moves.loads * mean / seconds * self.factor)
+        ms = -(-(self.peak.seen.until_ns - self.peak.seen.since_ns) // _MS)
+        words = f"{moves.loads:,} loads x {mean:,} bytes / {ms / 1000:,.10g} s, {self.by}; a mean: loads come in bursts"
+        rate = math.ceil(moves.loads * mean * 1000 / ms * self.factor)
         return self._need("disk rate", rate, "bytes/s", "observed", words)
 
     def notes(self) -> Iterable[str]:
@@ -235,8 +243,8 @@ class _Work:
         if signals.measure_again is not None:
             yield signals.measure_again
         yield from signals.quality.notes
-        if self.peak.period.seconds < 24 * 3600:
-            yield f"the period is {self.peak.period.minutes / 60:.1f} hours: a day or a week may hold a higher peak"
+        if self.peak.covered.seconds < NEARLY_A_DAY_S:
+            yield f"the traffic is {_length(self.peak.covered)} long: a day or a week may hold a higher peak"
 
     def _mean_bytes(self) -> int | None:
         total = self.total
@@ -256,6 +264,10 @@ class _Work:
 
     def _unknown(self, name: str, unit: NeedUnit, words: str) -> Need:
         return Need(name=name, value=None, unit=unit, source="believed", age_ns=None, words=words)
+
+
+def _length(window: Window) -> str:
+    return format_duration(window.until_ns - window.since_ns)
 
 
 def _replicas(count: int) -> str:

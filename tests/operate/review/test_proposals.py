@@ -20,7 +20,14 @@ from operate.changes import change
 from .made import FACTS, HOUR, WINDOW, advice, burst, ranking, rule, weeks
 
 STANDING = Standing(
-    policy="bounded-affinity", params={"growth_share": 0.5}, concurrency=64, slots=4, host_entries=8, replicas=2
+    policy="bounded-affinity",
+    params={"growth_share": 0.5},
+    concurrency=64,
+    slots=4,
+    host_entries=8,
+    replicas=2,
+    tenants=2,
+    probed=True,
 )
 
 
@@ -132,6 +139,33 @@ def test_nothing_is_guessed_of_a_fleet_that_nobody_described(of_week: tuple[Grou
     for pool, cause in (("routing", "skew"), ("adapters", "slow loads"), ("kv", "kv"), ("adapters", "slots")):
         everything = advice(slots=rule("fires", True, True, True), bursts=(burst(3, 10),))
         assert proposed(ground(of_week, pool, cause, advice=everything, standing=Standing())) == []
+
+
+def test_nothing_is_measured_by_preemptions_where_no_probe_tells_them(of_week: tuple[Group, Diagnosis]) -> None:
+    total, found = of_week
+    assert total.working_set is not None
+    changed = msgspec.structs.replace(total, working_set=msgspec.structs.replace(total.working_set, in_flight_max=3))
+    everything = advice(slots=rule("fires", True, True, True), ranking=ranking(), bursts=(burst(8, 10),))
+    blind = msgspec.structs.replace(STANDING, probed=False)
+    for pool, cause, held in (("kv", "kv", advice()), ("demand", "arrivals", everything)):
+        made = proposals(ground((changed, found), pool, cause, advice=held, standing=blind), [])
+        assert made
+        assert all(one.guardrails for one in made)
+        assert "preemptions" not in {one.target.metric for one in made}
+        assert "preemptions" not in {rail.metric for one in made for rail in one.guardrails}
+        assert "pins" not in {one.variable for one in made}
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [("tenants", ["slots", "pins", "replicas"]), ("replicas", ["replicas", "tenant.concurrency"])],
+)
+def test_what_has_no_part_is_not_proposed(of_week: tuple[Group, Diagnosis], field: str, expected: list[str]) -> None:
+    one = msgspec.structs.replace(STANDING, **{field: 1})
+    found = ground(of_week, "demand", "arrivals", advice=everything(of_week).advice, standing=one)
+    assert [name for name, _, _ in proposed(found)] == expected
+    alone = msgspec.structs.replace(STANDING, tenants=1, policy="round-robin", params={})
+    assert proposed(ground(of_week, standing=alone)) == []
 
 
 @pytest.mark.parametrize(("limit", "held", "expected"), [(8, 10, True), (8, 60, False), (8, 0, False), (64, 10, False)])

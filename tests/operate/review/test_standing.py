@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from loraledger.config import settings_from
+from loraledger.operate.change import Change
 from loraledger.operate.review.standing import Standing, standing
 from loraledger.signals.facts import Facts, ReplicaFacts
+from operate.changes import change
 
 from .made import FACTS
 
@@ -46,3 +48,21 @@ def test_what_is_not_the_same_everywhere_is_not_known() -> None:
 def test_kept_adapters_are_the_pinned_ones() -> None:
     adapters = [{"name": "a", "path": "/a", "pin": True}, {"name": "b", "path": "/b"}]
     assert standing(settings(adapters={"list": adapters}), FACTS).registered == ("a",)
+
+
+def test_what_was_accepted_since_is_in_force_as_long_as_the_settings_are_as_they_were() -> None:
+    policy = change(before="bounded-affinity", after="least-loaded")
+    back = change(id="c2", before="least-loaded", after="bounded-affinity")
+    share = change(id="c3", variable="policy.growth_share", before=0.5, after=0.25)
+    limit = change(id="c4", variable="tenant.concurrency", before=8, after=4)
+    pins = change(id="c5", variable="pins", before=[], after=[["r1", "a"], ["r2", "b"]])
+
+    def found(accepted: dict[str, list[Change]], **more: Any) -> Standing:
+        return standing(settings(**more), FACTS, accepted)
+
+    assert (found({"policy": [policy]}).policy, found({"policy": [policy]}).params) == ("least-loaded", {})
+    assert found({"policy": [policy]}, policy={"name": "round-robin"}).policy == "round-robin"
+    both = found({"policy.growth_share": [share], "policy": [policy, back]})
+    assert (both.policy, both.params["growth_share"]) == ("bounded-affinity", 0.25)
+    assert found({"tenant.concurrency": [limit]}).concurrency == 4
+    assert found({"pins": [pins]}).ranking == (("r1", "a"), ("r2", "b"))

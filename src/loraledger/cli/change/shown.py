@@ -158,6 +158,13 @@ def timeline(entries: Iterable[Entry]) -> None:
     print_table(("n", "at", "step", "state", "who", "why"), rows, right=("n",))
 
 
+def _tested(verdict: Verdict) -> str:
+    """What the table of its tests is of; and why it tells of fewer blocks than there were, if it does."""
+    fewer = any(reading.bounds.blocks != verdict.blocks for reading in verdict.readings)
+    which = ", in the blocks that measured both" if fewer else ""
+    return f"rollout, {verdict.blocks} blocks: with the change beside without it{which}"
+
+
 def _called(reading: Reading) -> str:
     if reading.called == "undecided" and reading.bounds.low is None and reading.bounds.mean == 0:
         return "equal"
@@ -179,7 +186,10 @@ def whole(answer: Mapping[str, Any]) -> None:
     if note := answer.get("note"):
         sentences([str(note)])
     by_hand(answer)
-    if evidence is not None:
+    if evidence is not None and not {"figures", "guardrails"} <= evidence.keys():  # older gateways took anything
+        print()
+        sentences(["replay: the journal does not have what it measured"])
+    elif evidence is not None:
         profile = evidence.get("profile") or {}
         print(
             f"\nreplay of {evidence.get('requests', 0):,} requests, profile {profile.get('name')}, {evidence.get('trace')}"
@@ -187,7 +197,8 @@ def whole(answer: Mapping[str, Any]) -> None:
         evidence_table(evidence)
         sentences(f"against it: {reason}" for reason in evidence.get("reasons") or ())
     if verdict is not None:
-        print(f"\nrollout, {verdict.blocks} blocks: with the change beside without it")
+        print()
+        sentences([_tested(verdict)])
         readings_table(verdict)
     print("\njournal")
     timeline(entries_of(answer))

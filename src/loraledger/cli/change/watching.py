@@ -40,6 +40,7 @@ def watch(id_: IdArgument, every: _Every = None, config: ConfigOption = None, as
     Exit code 0: accepted; 5: taken back, withdrawn, or not rolled out yet; 4: no gateway answers; 130: Ctrl-C.
     """
     from loraledger.cli.change.shown import change_of
+    from loraledger.cli.signals.shown import fold
 
     answer: Mapping[str, Any] = {}
     drawn = sys.stdout.isatty() and not as_json
@@ -52,7 +53,8 @@ def watch(id_: IdArgument, every: _Every = None, config: ConfigOption = None, as
                     f"{change.id} is {change.state}: nothing rolls out; `loraledger change rollout {change.id}`"
                 )
             if drawn:
-                print(f"\r\x1b[K{_line(answer, drawn)[: _columns() - 1]}", end="", flush=True)
+                line = _line(answer, drawn)
+                print(f"\r\x1b[K{line[: _columns() - 1] if change.open else fold(line)}", end="", flush=True)
             elif not as_json and change.state != before:
                 print(_line(answer, drawn), flush=True)
             before = change.state
@@ -102,7 +104,9 @@ def _line(answer: Mapping[str, Any], drawn: bool) -> str:
     else:
         target = verdict.readings[0]
         with_it, without = figure(target.metric, target.treated), figure(target.metric, target.control)
-        parts.append(f"{verdict.blocks} blocks, {target.metric} {with_it or '-'} with it, {without or '-'} without")
+        parts.append(
+            f"{target.bounds.blocks} blocks, {target.metric} {with_it or '-'} with it, {without or '-'} without"
+        )
     return printable(f"{change.id} {change.state}: {'; '.join(parts)}")
 
 

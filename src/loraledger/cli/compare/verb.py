@@ -141,6 +141,11 @@ def compare(
     twins = _twins(profile, profile_gpu, gpus, entries, setup)
     asked = Asked(policies=policies, ladder=steps, replicas_max=replicas_max, objective=objective)
     judged = candidates(offered.offers, setup)
+    for one in judged:
+        if one.replicas > replicas_max:
+            _warn(
+                f"{one.offer.name} is not tried: one of it is {one.replicas} replicas (--replicas-max {replicas_max})"
+            )
     with _interruptible(), runs(out, canary, objective, jobs or len(os.sched_getaffinity(0)), watching) as played:
         found = compared(judged, canary, twins, asked, played)
     show(Shown(offered, canary, setup, twins, asked, judged, found), as_json)
@@ -282,7 +287,10 @@ def _ladder(text: str) -> tuple[int, ...]:
 def _pace(text: str) -> tuple[int, int]:
     from loraledger.replay.scenarios.axes import parse_axes
 
-    (axis,) = parse_axes([], [f"speed={text}"])
+    try:
+        (axis,) = parse_axes([], [f"speed={text}"])
+    except ValueError as error:
+        raise ValueError(str(error).replace("--set speed=", "--speed ")) from error
     value = axis.values[0][1]
     if len(axis.values) > 1 or not isinstance(value, Fraction):
         raise ValueError(f"--speed {text}: one number or fraction is wanted, such as 1.5 or 4/3")

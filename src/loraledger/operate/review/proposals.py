@@ -2,8 +2,10 @@
 
 Theory of operation. A finding that names a remedy becomes a command, in the order of what they rest on: three weeks (the rule for
 slots), the window (the policy), one week (pins), an hour (the diagnosis of the worst one, bursts). Nothing is guessed: where the
-value in force is not known, or the same variable is being changed already, there is no proposal. None of them is a promise: a
-proposed change is replayed before it goes anywhere, and taken back by itself when its target is not met or a guardrail is.
+value in force is not known, or the same variable is being changed already, there is no proposal. Nor is there one that could not be
+tried: of pins or by preemptions without a probe in every engine, for a part of one tenant or of one replica. None of them is a
+promise: a proposed change is replayed before it goes anywhere, and taken back by itself if its target is not met or a guardrail
+broken.
 
 Targets and guardrails are in their metric's unit: of times a tenth of what the week had. A rollout is given the time in which its
 share sees ``SEEN`` requests at the week's rate.
@@ -36,6 +38,7 @@ _LONGEST_HOURS: Final = 7 * 24
 _LEAST_HITS: Final = 0.02
 _PART: Final = 0.1
 _MOST_HELD: Final = 0.25
+_PARTS: Final = 2
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,14 +79,24 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def proposals(ground: Ground, changes: list[Change]) -> tuple[Proposal, ...]:
-    """At most ``MOST``, the best founded first; none of a variable that is being changed."""
-    taken = {change.variable for change in changes if change.open}
+    """At most ``MOST``, the best founded first; none of a variable that is being changed, or of which no part could be tried."""
+    taken = {change.variable for change in changes if change.open} | _whole(ground.standing)
     found: list[Proposal] = []
     for proposal in (*_slots(ground), *_policy(ground), *_pins(ground), *_diagnosed(ground), *_bursts(ground)):
         if proposal.variable not in taken and proposal.before != proposal.after:
             taken.add(proposal.variable)
             found.append(proposal)
     return tuple(found[:MOST])
+
+
+def _whole(now: Standing) -> set[str]:
+    """Variables that all would have at once: of one tenant, or one replica, there is no part."""
+    found: set[str] = set()
+    if now.tenants is not None and now.tenants < _PARTS:
+        found |= {"policy", "policy.growth_share", "tenant.concurrency"}
+    if now.replicas is not None and now.replicas < _PARTS:
+        found |= {"pins", "slots", "host_entries"}
+    return found
 
 
 def _slots(ground: Ground) -> Iterator[Proposal]:
@@ -104,7 +117,7 @@ def _slots(ground: Ground) -> Iterator[Proposal]:
 def _pins(ground: Ground) -> Iterator[Proposal]:
     """Where they would have saved a part of the busiest hour's loads. Half of that is asked for."""
     ranking = ground.advice.ranking
-    if ranking is None or ranking.total is None or not ranking.pins:
+    if ranking is None or ranking.total is None or not ranking.pins or not ground.standing.probed:
         return
     total = ranking.total
     gain = (total.lru - total.pinned) / total.uses if total.uses else 0.0
@@ -144,8 +157,9 @@ def _for_kv(ground: Ground, why: str) -> Iterator[Proposal]:
     most = None if places is None else places.in_flight_max
     if slots is not None and most is not None and 0 < most < slots:
         why = f"{why}; at most {most} adapters were in flight at once"
-        least = Target("preemptions", _digits(ground.preemptions_per_1000 * _PART))
-        yield _proposal(ground, "slots", slots, most, least, ("hit_rate", "ttft_p99"), why)
+        fewer = Target("preemptions", _digits(ground.preemptions_per_1000 * _PART))
+        target = fewer if ground.standing.probed else _faster(ground)
+        yield _proposal(ground, "slots", slots, most, target, ("hit_rate", "ttft_p99"), why)
 
 
 def _bursts(ground: Ground) -> Iterator[Proposal]:
@@ -180,7 +194,8 @@ def _proposal(
     guards: tuple[Metric, ...],
     why: str,
 ) -> Proposal:
-    limits = {metric: _limit(ground, metric) for metric in guards if metric != target.metric}
+    told = [metric for metric in guards if metric != "preemptions" or ground.standing.probed]
+    limits = {metric: _limit(ground, metric) for metric in told if metric != target.metric}
     return Proposal(
         variable=variable,
         before=before,
