@@ -578,6 +578,20 @@ def test_show_has_what_who_why_evidence_and_journal(cli: Cli, journal: Path) -> 
     assert (unknown.code, "there is no change 'c9'" in unknown.err) == (2, True)
 
 
+@pytest.mark.parametrize("attached", [{}, {"stale": False, "ok": True}, {"figures": {"before": {}, "after": {}}}])
+def test_a_replay_of_which_the_journal_lacks_the_figures_is_told_as_such(
+    cli: Cli, journal: Path, attached: dict[str, object]
+) -> None:
+    with ChangeJournal(journal / "record" / "changes") as book:
+        book.append(
+            NOON + 5, "replay", "bob", "played", book.changes["c2"].step("replay", NOON + 5, "played"), attached
+        )
+    done = cli("change", "show", "c2", "--record", journal / "record")
+    assert done.code == 0, done.err
+    assert "replay: the journal does not have what it measured" in done.out
+    assert [line[3] for line in done.table() if line[1:2] == ["2026-12-01"]] == ["propose", "replay"]
+
+
 def test_bounds_are_of_the_figure_itself_whichever_way_is_better(cli: Cli, tmp_path: Path) -> None:
     asked = change(target=Target("ttft_p90"), guardrails=(Guardrail("hit_rate", 0.01),))
     found = msgspec.structs.replace(asked, state="rolled_back", began_ns=0)

@@ -20,6 +20,7 @@ import pytest
 from loraledger.kernel.rendezvous import seed_of, weight
 from loraledger.operate.journal import read_entries
 from loraledger.operate.population import treated
+from operate.changes import evidence
 from support.gateway import GatewayProcess, replica, tenant
 
 from .conftest import Pair
@@ -79,7 +80,7 @@ def proposal(**fields: Any) -> dict[str, Any]:
 def roll_out(gateway: GatewayProcess, **fields: Any) -> str:
     """Propose it, attach a replay, and begin; its id."""
     name: str = post(gateway, "/api/changes", proposal(**fields))["change"]["id"]
-    post(gateway, f"/api/changes/{name}/replay", {**WHO, "evidence": {"stale": False, "ok": True}})
+    post(gateway, f"/api/changes/{name}/replay", {**WHO, "evidence": evidence()})
     with contextlib.suppress(httpx2.TransportError):  # some die of it
         assert post(gateway, f"/api/changes/{name}/rollout", WHO)["members"] == list(MEMBERS)
     return name

@@ -6,7 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from loraledger.conductor.fold import Emitted
 from loraledger.config import Settings, settings_from
 from loraledger.errors import BadRequestError, ConfigError, ConflictError, InputFileError, UnavailableError
 from loraledger.events import Event, FloorObserved, ReplicaUp, RolloutEnded, RolloutSet
-from loraledger.gateway import assemble, changes_before, changes_watch
+from loraledger.gateway import assemble, changes, changes_before, changes_watch
 from loraledger.gateway.changes import ChangeDesk
 from loraledger.gateway.changes_before import Asked
 from loraledger.gateway.changes_case import Proposal
@@ -36,6 +36,7 @@ from loraledger.operate.journal import FILE, read_entries
 from loraledger.operate.population import treated
 from loraledger.record.parquet import write_parquet
 from loraledger.record.tables import Row
+from operate.changes import evidence
 
 from .fleets import NOW, DrivenGateway
 
@@ -53,10 +54,10 @@ def replicas(*names: str, **more: Any) -> list[dict[str, Any]]:
 
 
 def settings(names: tuple[str, ...] = TENANTS, **sections: Any) -> Settings:
-    """Two replicas and a policy of ``least-loaded``, unless ``sections`` say otherwise."""
+    """Two replicas with probes and a policy of ``least-loaded``, unless ``sections`` say otherwise."""
     data = {
         "base": {"names": ["base"]},
-        "replicas": replicas("r1", "r2"),
+        "replicas": replicas("r1", "r2", probe={"env": "K"}),
         "tenants": [{"name": name, "adapters": ["*"]} for name in names],
         "policy": {"name": "least-loaded"},
     }
@@ -185,7 +186,7 @@ def proposal(**fields: Any) -> Proposal:
 async def replayed(office: Office, **fields: Any) -> str:
     case = await office.desk.propose(proposal(**fields))
     name = case.change.id
-    await office.desk.replay(name, "eve", "played", {"stale": False, "ok": True})
+    await office.desk.replay(name, "eve", "played", evidence())
     return name
 
 
@@ -297,6 +298,8 @@ BODY: dict[str, Any] = {
     "target": {"metric": "hit_rate", "least": 0.02},
     "guardrails": [{"metric": "preemptions", "worse_by": 50}],
 }
+WHO = {"who": "eve", "why": "as agreed"}
+PLAYED = evidence(warnings=["an old trace"])
 
 
 @asynccontextmanager
@@ -314,6 +317,8 @@ async def asking(office: Office) -> AsyncIterator[httpx2.AsyncClient]:
         ({"guardrails": [{"metric": "preemptions", "worse_by": "much"}]}, "guardrails[0].worse_by"),
         ({"guardrails": [{"metric": "preemptions", "worse_by": -1}]}, "guardrails"),
         ({"guardrails": [{"metric": "hit_rate"}]}, "target"),
+        ({"target": {"least": 0.1}}, "target.metric"),
+        ({"target": []}, "target"),
         ({"variable": "colour"}, "variable"),
         ({"variable": "policy.colour"}, "variable"),
         ({"after": "no-policy"}, "after"),
@@ -340,15 +345,15 @@ async def test_a_proposal_that_cannot_be_is_a_400_that_names_the_field(
 
 
 async def test_the_steps_of_a_change_over_http(office: Office) -> None:
-    who = {"who": "eve", "why": "as agreed"}
+    who = WHO
     async with asking(office) as ask:
         made = await ask.post("/api/changes", json=BODY)
         assert (made.status_code, made.json()["change"]["id"]) == (201, "c1")
         early = await ask.post("/api/changes/c1/rollout", json=who)
         assert (early.status_code, early.json()["error"]["code"]) == (409, "change_conflict")
-        stale = await ask.post("/api/changes/c1/replay", json=who | {"evidence": {"stale": True, "ok": True}})
+        stale = await ask.post("/api/changes/c1/replay", json=who | {"evidence": evidence(stale=True)})
         assert (stale.status_code, stale.json()["error"]["code"]) == (409, "profile_stale")
-        played = await ask.post("/api/changes/c1/replay", json=who | {"evidence": {"stale": False, "verdict": "fine"}})
+        played = await ask.post("/api/changes/c1/replay", json=who | {"evidence": PLAYED})
         assert (played.status_code, played.json()["change"]["state"]) == (200, "replayed")
         begun = (await ask.post("/api/changes/c1/rollout", json=who | {"share": 0.25})).json()
         assert begun["change"]["state"] == "rolling_out"
@@ -358,6 +363,7 @@ async def test_the_steps_of_a_change_over_http(office: Office) -> None:
         back = (await ask.post("/api/changes/c1/rollback", json=who)).json()
         assert (back["change"]["state"], back["change"]["reason"]) == ("rolled_back", "as agreed")
         assert [entry["kind"] for entry in back["entries"]] == ["propose", "replay", "roll_out", "roll_back"]
+        assert back["entries"][1]["evidence"] == PLAYED
         assert back == (await ask.get("/api/changes/c1")).json()
         await ask.post("/api/changes", json=BODY)
         assert (await ask.post("/api/changes/c2/withdraw", json=who)).json()["change"]["state"] == "withdrawn"
@@ -368,12 +374,110 @@ async def test_the_steps_of_a_change_over_http(office: Office) -> None:
     assert office.rollouts == {}
 
 
-async def test_one_tenant_has_nobody_to_be_compared_with(tmp_path: Path) -> None:
-    office = Office(tmp_path, settings(("t1",))).start()
+@pytest.mark.parametrize(
+    ("asked", "without"),
+    [
+        *(({key: value for key, value in PLAYED.items() if key != name}, f"evidence.{name}") for name in evidence()),
+        ({}, "evidence.trace"),
+        (PLAYED | {"guardrails": [{"metric": "hit_rate"}]}, "evidence.guardrails[0].role"),
+        (PLAYED | {"figures": {"before": {}}}, "evidence.figures.after"),
+        (PLAYED | {"profile": {}}, "evidence.profile.name"),
+        (PLAYED | {"requests": "many"}, "evidence.requests"),
+        (PLAYED | {"ok": None}, "evidence.ok"),
+        ([], "evidence"),
+    ],
+)
+async def test_evidence_that_a_replay_would_not_attach_is_a_400_that_names_the_field(
+    office: Office, asked: Any, without: str
+) -> None:
+    async with asking(office) as ask:
+        await ask.post("/api/changes", json=BODY)
+        answer = await ask.post("/api/changes/c1/replay", json=WHO | {"evidence": asked})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, without), answer.text
+    assert state_of(office, "c1") == "proposed"
+
+
+async def test_a_replay_that_speaks_against_it_asks_for_a_reason(office: Office) -> None:
+    against = evidence(ok=False, reasons=["guardrail refused is worse by more than 0.01"])
+    async with asking(office) as ask:
+        await ask.post("/api/changes", json=BODY)
+        await ask.post("/api/changes/c1/replay", json=WHO | {"evidence": evidence()})
+        await ask.post("/api/changes/c1/replay", json=WHO | {"evidence": against})  # the last one is what counts
+        for more in ({}, {"although": False}):
+            refused = await ask.post("/api/changes/c1/rollout", json=WHO | more)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (409, "replay_against"), refused.text
+        said = refused.json()["error"]["message"]
+        assert "the replay of c1 speaks against it: guardrail refused is worse by more than 0.01" in said
+        assert '"although": true' in said
+        assert (office.told(), state_of(office, "c1")) == ([], "replayed")
+        empty = await ask.post("/api/changes/c1/rollout", json={"who": "eve", "why": " ", "although": True})
+        assert (empty.status_code, empty.json()["error"]["param"]) == (400, "why")
+        later = await next_process(office)
+    async with asking(later) as ask:
+        assert (await ask.post("/api/changes/c1/rollout", json=WHO)).status_code == 409
+        begun = await ask.post("/api/changes/c1/rollout", json=WHO | {"although": True})
+        assert (begun.status_code, begun.json()["change"]["state"]) == (200, "rolling_out"), begun.text
+        assert begun.json()["entries"][-1]["why"] == "as agreed"
+
+
+async def test_an_old_replay_that_does_not_say_whether_it_is_for_it_asks_for_a_reason(office: Office) -> None:
     name = await replayed(office)
-    with pytest.raises(ConflictError, match="fewer than two tenants"):
+    await office.desk.replay(name, "eve", "played", {"stale": False})
+    with pytest.raises(ConflictError, match="the replay of c1 does not say that it is for it"):
         await office.desk.roll_out(name, "eve", "go", None)
-    assert state_of(office, name) == "replayed"
+    assert (await office.desk.roll_out(name, "eve", "go", None, although=True)).change.state == "rolling_out"
+
+
+@pytest.mark.parametrize(
+    ("fields", "few"),
+    [
+        ({}, "tenants"),
+        ({"variable": "tenant.concurrency", "after": 8}, "tenants"),
+        ({"variable": "pins", "after": [["r1", "a"]]}, "replicas"),
+        ({"variable": "slots", "after": 8}, "replicas"),
+        ({"variable": "host_entries", "after": 16}, "replicas"),
+    ],
+)
+async def test_where_nobody_would_be_left_to_compare_with_nothing_is_proposed(
+    tmp_path: Path, fields: dict[str, Any], few: str
+) -> None:
+    one = settings(("t1",)) if few == "tenants" else settings(replicas=replicas("r1", probe={"env": "K"}))
+    office = Office(tmp_path, one).start()
+    with pytest.raises(ConflictError, match=f"fewer than two {few}: nobody would be left to compare with"):
+        await office.desk.propose(proposal(**fields))
+    assert read_entries(office.record / "changes") == []
+
+
+async def test_another_replica_is_compared_with_the_one_that_there_is(tmp_path: Path) -> None:
+    office = Office(tmp_path, settings(replicas=replicas("r1", probe={"env": "K"}))).start()
+    assert (await office.desk.propose(proposal(variable="replicas", after=2))).change.state == "proposed"
+
+
+async def test_the_others_may_be_gone_when_the_rollout_begins(office: Office) -> None:
+    name = await replayed(office)
+    later = await next_process(office, settings(("t1",)))
+    with pytest.raises(ConflictError, match="fewer than two tenants"):
+        await later.desk.roll_out(name, "eve", "go", None)
+    assert state_of(later, name) == "replayed"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guardrails": (Guardrail("refused", 0.01), Guardrail("preemptions", 10.0))}, "guardrails"),
+        ({"target": Target("preemptions", 1.0), "guardrails": ()}, "target"),
+    ],
+)
+async def test_preemptions_that_nobody_would_tell_of_are_not_measured_by(
+    tmp_path: Path, fields: dict[str, Any], param: str
+) -> None:
+    half = replicas("r1", probe={"env": "K"}) + replicas("r0", "r2")[1:]
+    office = Office(tmp_path, settings(replicas=half)).start()
+    with pytest.raises(BadRequestError, match=r"preemptions .* probe.* none in r2: .*docs/probe\.md") as refused:
+        await office.desk.propose(proposal(**fields))
+    assert refused.value.param == param
+    assert "r1" not in refused.value.message
+    assert (await office.desk.propose(proposal(guardrails=(Guardrail("refused", 0.01),)))).change.id == "c1"
 
 
 async def test_changes_are_counted_by_state_and_the_series_is_documented(office: Office) -> None:
@@ -501,27 +605,130 @@ async def test_watch_wakes_up_for_a_rollout_and_decides_when_its_time_is_over(
     assert state_of(office, name) == "rolled_back"
 
 
-async def test_a_disk_that_refuses_changes_nothing_but_what_harms_ends(
-    office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = await trying(office)
-    office.told()
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """Nothing can be written down for good."""
 
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patched:
+    with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", full)
-        with pytest.raises(UnavailableError, match="No space left"):
+        yield
+
+
+async def test_what_harms_ends_though_the_disk_refuses_and_the_entry_is_tried_again(office: Office) -> None:
+    name = await trying(office)
+    office.told()
+    with full_disk():
+        with pytest.raises(UnavailableError, match=r"c1 .* as before.*No space left.*tried again"):
             await office.spend(190, effect=0.4, harm=0.3)
+        ended = office.at
         assert (state_of(office, name), office.rollouts) == ("rolling_out", {})
-        office.written_before_told = True  # that was it
-        with pytest.raises(UnavailableError):
-            await office.desk.roll_back(name, "eve", "now")
+        assert office.told() == [("ended", name, None)]
+        await office.spend(5)  # and is not judged, and nobody is told of it again and again
+        assert not office.desk.watching
+        view = office.desk.view(name)
+        assert (view["members"], view["left_ns"]) == ((), None)
+        assert "guardrail preemptions is worse by" in str(view["note"])
+        assert "the journal could not be written yet" in str(view["note"])
+        assert view["verdict"].action == "roll_back"  # type: ignore[attr-defined]
+    office.written_before_told = True  # that was it
+    await office.spend(1)
+    last = read_entries(office.record / "changes")[-1]
+    assert (state_of(office, name), last.kind, last.who) == ("rolled_back", "roll_back", "gateway")
+    assert last.why.startswith("guardrail preemptions is worse by")
+    assert last.evidence["verdict"]["action"] == "roll_back"  # type: ignore[index]
+    assert (last.change.ended_ns, last.at_ns) == (ended, office.at)
+    view = office.desk.view(name)
+    assert (view["note"], view["members"]) == (None, treated(TENANTS, 0.5, "c1"))
+
+
+async def test_who_takes_it_back_by_hand_has_it_written_once_the_disk_takes_it(office: Office) -> None:
+    name = await trying(office)
+    await office.spend(30, effect=0.4)
+    office.told()
+    async with asking(office) as ask:
+        with full_disk():
+            refused = await ask.post(f"/api/changes/{name}/rollback", json={"who": "ada", "why": "enough"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "change_journal_unwritable")
+            said = refused.json()["error"]["message"]
+            assert said.startswith("c1 is ended, and the fleet is as before")
+            assert "tried again" in said
+            assert office.rollouts == {}
+            again = await ask.post(f"/api/changes/{name}/rollback", json={"who": "bob", "why": "me too"})
+            assert again.status_code == 503
+            shown = (await ask.get(f"/api/changes/{name}")).json()
+            assert (shown["change"]["state"], shown["members"]) == ("rolling_out", [])
+            assert shown["note"].startswith("taken back by ada (enough): ")
+            blocked = await ask.post("/api/changes", json=BODY)
+            assert blocked.status_code == 409
+            await office.spend(160, effect=0.4)  # would be accepted, if it were judged
+            assert state_of(office, name) == "rolling_out"
+        office.written_before_told = True
+        await office.desk.look()
+        back = (await ask.get(f"/api/changes/{name}")).json()
+    assert (back["change"]["state"], back["change"]["reason"]) == ("rolled_back", "enough")
+    assert [(entry["kind"], entry["who"]) for entry in back["entries"]][2:] == [
+        ("roll_out", "eve"),
+        ("roll_back", "ada"),
+    ]
+    assert office.told() == [("ended", name, None)]
+    later = await next_process(office)
+    assert (state_of(later, name), later.rollouts) == ("rolled_back", {})
+
+
+async def test_asking_again_writes_it_too(office: Office) -> None:
+    name = await trying(office)
+    with full_disk(), pytest.raises(UnavailableError):
+        await office.desk.roll_back(name, "ada", "enough")
     office.written_before_told = True
-    await office.spend(20, effect=0.4, harm=0.3)
+    case = await office.desk.roll_back(name, "bob", "me too")
+    assert (case.change.state, case.change.reason) == ("rolled_back", "enough")
+    with pytest.raises(ConflictError, match="is rolled_back"):
+        await office.desk.roll_back(name, "bob", "me too")
+
+
+async def test_watch_tries_again_each_second_without_any_news(
+    office: Office, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(changes, "AGAIN_S", 0.01)
+    watching = asyncio.create_task(office.desk.watch())
+    await asyncio.sleep(0)
+    name = await trying(office)
+    with full_disk():
+        with pytest.raises(UnavailableError):
+            await office.desk.roll_back(name, "ada", "enough")
+        await asyncio.sleep(0.2)
+        assert not watching.done()
+    office.written_before_told = True
+    async with asyncio.timeout(20):
+        while state_of(office, name) == "rolling_out":
+            await asyncio.sleep(0.01)
+    watching.cancel()
+    assert caplog.text.count("No space left") <= 1
+
+
+async def test_engines_that_come_back_begin_nothing_that_was_taken_back(tmp_path: Path) -> None:
+    office = Office(tmp_path, settings(replicas=replicas("r1", "r2"))).start()
+    name = await trying(office, variable="slots", after=8, guardrails=())
+    with full_disk(), pytest.raises(UnavailableError, match=r"c1 is ended; "):
+        await office.desk.roll_back(name, "ada", "enough")
+    (member,) = office.desk.cases[name].members or ()
+    office.feed(ReplicaUp(office.at, member, 2, (), "0.32.0"))
+    office.settings = settings(replicas=replicas("r1", "r2", slots=8))
+    await office.desk.look()
     assert state_of(office, name) == "rolled_back"
-    assert read_entries(office.record / "changes")[-1].change.state == "rolled_back"
+
+
+async def test_an_acceptance_that_the_disk_refuses_is_none_yet(office: Office) -> None:
+    name = await trying(office)
+    office.told()
+    with full_disk(), pytest.raises(UnavailableError, match="No space left"):
+        await office.spend(190, effect=0.4)
+    assert (state_of(office, name), office.told(), office.desk.watching) == ("rolling_out", [], True)
+    await office.spend(20, effect=0.4)
+    assert state_of(office, name) == "accepted"
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------------
@@ -663,6 +870,18 @@ async def test_a_trial_whose_rest_has_something_else_now_is_taken_back_at_the_st
     assert 'the settings say "round-robin" for policy now' in later.desk.cases[name].change.reason
 
 
+async def test_a_start_that_cannot_write_down_what_it_takes_back_tries_again(office: Office) -> None:
+    name = await trying(office)
+    with full_disk():
+        later = await next_process(office, settings(policy={"name": "round-robin"}))
+        assert (later.told(), later.rollouts) == ([("ended", name, None)], {})
+        await later.desk.look()
+        assert 'taken back by gateway (the settings say "round-robin"' in str(later.desk.view(name)["note"])
+    await later.desk.look()
+    assert read_entries(later.record / "changes")[-1].change.reason.startswith('the settings say "round-robin"')
+    assert (state_of(later, name), later.told()) == ("rolled_back", [])
+
+
 async def test_a_trial_without_a_rest_is_taken_back_at_the_start(office: Office) -> None:
     name = await trying(office)
     later = await next_process(office, settings(treated(TENANTS, 0.5, "c1")))
@@ -729,8 +948,8 @@ async def test_flags_are_given_and_the_trial_begins_when_the_probe_shows_them(tm
 
 
 async def test_without_a_probe_the_settings_tell_once_the_engine_is_another_process(tmp_path: Path) -> None:
-    office = Office(tmp_path, settings()).start()
-    name = await trying(office, variable="host_entries", after=16)
+    office = Office(tmp_path, settings(replicas=replicas("r1", "r2"))).start()
+    name = await trying(office, variable="host_entries", after=16, guardrails=())
     (member,) = office.desk.cases[name].members or ()
     changed = [entry | ({"host_entries": 16} if entry["name"] == member else {}) for entry in replicas("r1", "r2")]
     later = await next_process(office, settings(replicas=changed))

@@ -39,5 +39,25 @@ def block(number: int, treated: dict[str, float | None], control: dict[str, floa
     return Block(number * 30 * NS_PER_S, _figures(treated), _figures(control), 100, 100)
 
 
+def evidence(**fields: Any) -> dict[str, Any]:
+    """What ``loraledger change replay`` attaches of a replay that is for ``change``; ``fields`` over it."""
+    checks = [
+        {"metric": "hit_rate", "role": "target", "limit": 0.02, "before": 0.5, "after": 0.75, "moved": 0.25},
+        {"metric": "preemptions", "role": "guardrail", "limit": 10.0, "before": 3.0, "after": 4.0, "moved": 1.0},
+    ]
+    plain: dict[str, Any] = {
+        "trace": "sha256:1",
+        "requests": 900,
+        "runs": {"before": "sha256:2", "after": "sha256:3"},
+        "figures": {"before": {"hit_rate": 0.5, "preemptions": 3.0}, "after": {"hit_rate": 0.75, "preemptions": 4.0}},
+        "guardrails": [{**check, "verdict": "pass"} for check in checks],
+        "profile": {"name": "measured", "engine_version": "0.32.0"},
+        "stale": False,
+        "ok": True,
+        "reasons": [],
+    }
+    return plain | fields
+
+
 def _figures(given: dict[str, float | None]) -> Figures:
     return {metric: given.get(metric) for metric in BETTER}

@@ -35,6 +35,7 @@ from loraledger.kernel.rollout_state import Rollout
 from loraledger.operate.journal import read_entries
 from loraledger.operate.population import treated
 from loraledger.record.tables import Row
+from operate.changes import evidence
 from support.gateway import GatewayProcess, replica, tenant
 
 from .beliefs import found_by_engine
@@ -167,7 +168,7 @@ class Stage:
         body = {"variable": "policy", "after": NEW, "target": target, "guardrails": guardrails, "share": 0.5}
         said = self.post("/api/changes", {**body, "window_ns": 3600 * SECOND, "block_ns": block_ns})["change"]
         assert (said["id"], said["before"]) == ("c1", OLD)
-        self.post("/api/changes/c1/replay", {"evidence": {"stale": False, "ok": True}})
+        self.post("/api/changes/c1/replay", {"evidence": evidence()})
         assert self.post("/api/changes/c1/rollout", {})["members"] == list(MEMBERS)
 
     def change(self) -> Any:

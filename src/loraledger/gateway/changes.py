@@ -5,7 +5,9 @@ that was killed at any moment finds in the journal what has to be so, and tells 
 listens: what is being tried goes on where it stood, what was accepted is held as long as the settings file does not say otherwise,
 and what the kernel remembers beyond that is ended. Telling the kernel what it knows changes nothing.
 
-Taking back comes before everything: if the disk refuses the entry, the kernel is told all the same, and the entry is tried again.
+Taking back comes before everything: if the disk refuses the entry, the kernel is told all the same, nothing is judged any more, and
+the entry is tried again every second (``_take_back``, who asks for it and the gateway's own verdicts alike). A process that dies
+before the disk took it is the one case that cannot be helped: the next one finds a rollout in the journal, and goes on with it.
 
 One step at a time (a lock), written in one thread of its own: an fsync took 4 ms at the median of 50 on the disk of two shared
 cores, 10 ms at the most, and a request costs the data plane 0.06 ms. Who asks for a step has it on the disk when the answer comes.
@@ -26,14 +28,14 @@ import msgspec
 from loraledger.conductor.fold import Emitted
 from loraledger.errors import ConfigError, ConflictError, UnavailableError
 from loraledger.events import RolloutEnded, RolloutSet
-from loraledger.gateway.changes_case import Case, Json, Proposal, case_view
+from loraledger.gateway.changes_case import Case, Json, Proposal, TakenBack, case_view
 from loraledger.gateway.changes_checks import Checks, Host
-from loraledger.gateway.changes_force import names_of, spelled, standing
+from loraledger.gateway.changes_force import names_of, spelled
 from loraledger.gateway.changes_watch import Watched
 from loraledger.gateway.control_edge import unknown
 from loraledger.gateway.exposition import PREFIX, Family
-from loraledger.operate.change import Change, State, Trigger, Value, conflict
-from loraledger.operate.journal import ChangeJournal, Entry
+from loraledger.operate.change import Change, State, Trigger, Value, conflict, held
+from loraledger.operate.journal import ChangeJournal, Entry, lasting
 from loraledger.operate.watch import TEST, Verdict
 from loraledger.units import NS_PER_S
 
@@ -42,6 +44,8 @@ GATEWAY: Final = "gateway"
 """Who, in the journal, where nobody asked."""
 ENGINES_S: Final = 1.0
 """Between two looks whether an engine came back with its new setting."""
+AGAIN_S: Final = 1.0
+"""Between two tries to write down what was taken back."""
 Kind = Literal["propose"] | Trigger
 
 
@@ -79,7 +83,9 @@ class ChangeDesk:
                 if (reason := self._checks.cannot_go_on(case)) is not None:
                     log.warning("change %s is taken back: %s", case.change.id, reason)
                     ended = case.change.step("roll_back", self._host.now(), reason)
-                    self._fold(self._append("roll_back", GATEWAY, reason, ended))
+                    case.back = TakenBack(ended, GATEWAY, reason, None)
+                    with contextlib.suppress(UnavailableError):  # ``look`` tries again
+                        self._fold(self._append("roll_back", GATEWAY, reason, ended))
                 else:
                     self._watch(case, self._host.now())
         trials = [self.cases[name] for name in self._watched]
@@ -98,28 +104,26 @@ class ChangeDesk:
 
     def _settle(self) -> None:
         """Find what was accepted and has to be held; what the settings file ended is journalled."""
-        by_variable: dict[str, list[Change]] = {}
-        for case in sorted(self.cases.values(), key=lambda case: case.change.ended_ns or 0):
-            if case.change.state == "accepted" and case.change.live and not case.settled:
-                by_variable.setdefault(case.change.variable, []).append(case.change)
+        assert self._journal is not None
+        accepted = lasting(self._journal.entries)
         # A parameter is one of a policy: which one is in force comes first.
-        for variable in sorted(by_variable, key=lambda variable: variable != "policy"):
-            self._settle_one(variable, by_variable[variable])
+        for variable in sorted(accepted, key=lambda variable: variable != "policy"):
+            self._settle_one(variable, accepted[variable])
 
     def _settle_one(self, variable: str, accepted: list[Change]) -> None:
         value: Value = None
         with contextlib.suppress(ValueError):  # no one value, no such parameter any more: the file counts
             value = self._checks.configured(variable)
-        held, over = standing(value, accepted)
+        last, over = held(value, accepted)
         for change in over:
             if value == change.after:
                 self._let_go(change, f"the settings say {spelled(value)} too")
             else:
                 self._let_go(change, f"the settings say {spelled(value)}, not {spelled(change.after)}: they count")
-        if held is not None and (objection := self._checks.problem(held, None)) is not None:
-            self._let_go(held, f"it cannot be held: {objection}")
-        elif held is not None:
-            self._checks.held[variable] = held
+        if last is not None and (objection := self._checks.problem(last, None)) is not None:
+            self._let_go(last, f"it cannot be held: {objection}")
+        elif last is not None:
+            self._checks.held[variable] = last
 
     def _let_go(self, change: Change, note: str) -> None:
         log.warning("change %s, accepted: %s", change.id, note)
@@ -149,7 +153,9 @@ class ChangeDesk:
             await self.look()
 
     async def look(self) -> None:
-        """Decide on what is due now. Raises UnavailableError when the disk refuses a decision."""
+        """Decide on what is due now. Raises UnavailableError when the disk refuses a decision, for the first time."""
+        for case in [case for case in self.cases.values() if case.back is not None]:
+            await self._try_again(case)
         for case in [case for case in self.cases.values() if case.change.state == "waiting_restart"]:
             await self._look_at_engines(case)
         now = self._host.now()
@@ -162,6 +168,8 @@ class ChangeDesk:
         pauses = [max(0, watched.next_ns - now) / NS_PER_S for watched in self._watched.values()]
         if any(case.change.state == "waiting_restart" for case in self.cases.values()):
             pauses.append(ENGINES_S)
+        if any(case.back is not None for case in self.cases.values()):
+            pauses.append(AGAIN_S)
         return min(pauses, default=None)
 
     async def _judge(self, watched: Watched) -> None:
@@ -173,12 +181,18 @@ class ChangeDesk:
             if verdict.action == "accept":
                 await self._accept(change, verdict)
             elif verdict.action == "roll_back":
-                await self._take_back(change, GATEWAY, verdict.reason, verdict)
+                await self._take_back(self._case(change.id), GATEWAY, verdict.reason, verdict)
+
+    async def _try_again(self, case: Case) -> None:
+        async with self._lock:
+            if (back := case.back) is not None:
+                with contextlib.suppress(UnavailableError):  # that was said when it was refused first
+                    await self._take_back(case, back.who, back.why, back.verdict)
 
     async def _look_at_engines(self, case: Case) -> None:
         async with self._lock:
             change, settings = case.change, self._host.settings
-            if change.state != "waiting_restart":
+            if change.state != "waiting_restart" or case.back is not None:
                 return
             members = case.members or ()
             if change.variable == "replicas":
@@ -200,10 +214,11 @@ class ChangeDesk:
         entries = [entry for entry in self._journal.entries if entry.change.id == name]
         waiting = case.change.state == "waiting_restart"
         held = self._checks.held.get(case.change.variable)
+        ended = case.verdict if case.back is None else case.back.verdict
         return {
             **case_view(case, self._host.settings, self._host.now()),
             "entries": entries,
-            "verdict": case.verdict if watched is None else watched.verdict,
+            "verdict": ended if watched is None else watched.verdict,
             "engines": self._checks.engines(case) if waiting else None,
             "held": held is not None and held.id == name,
         }
@@ -235,11 +250,21 @@ class ChangeDesk:
                 )
             return await self._step(change, "replay", who, why, evidence)
 
-    async def roll_out(self, name: str, who: str, why: str, share: float | None) -> Case:
-        """Try it: at once, or as soon as engines came back with it. Raises ConflictError, BadRequestError."""
+    async def roll_out(self, name: str, who: str, why: str, share: float | None, although: bool = False) -> Case:
+        """Try it: at once, or as soon as engines came back with it; ``although``: its replay speaks against it.
+
+        Raises ConflictError, BadRequestError.
+        """
         async with self._lock:
-            change = self._case(name).change
+            case = self._case(name)
+            change = case.change
             self._after(change, "roll_out" if change.live else "await", why)
+            if case.against is not None and not although:
+                raise ConflictError(
+                    f'the replay of {name} {case.against}; say "although": true, and why, to roll it out all the same',
+                    code="replay_against",
+                    param="although",
+                )
             if share is not None:
                 wider = msgspec.structs.replace(change.population, share=share)
                 change = self._checks.checked(msgspec.structs.replace(change, population=wider))
@@ -255,11 +280,11 @@ class ChangeDesk:
             return case
 
     async def roll_back(self, name: str, who: str, why: str) -> Case:
-        """Take it back now. Raises ConflictError when it is not being tried."""
+        """Take it back now. Raises ConflictError when it is not being tried, UnavailableError when that is not written yet."""
         async with self._lock:
             watched = self._watched.get(name)
             verdict = None if watched is None else watched.verdict
-            return await self._take_back(self._case(name).change, who, why, verdict)
+            return await self._take_back(self._case(name), who, why, verdict)
 
     async def withdraw(self, name: str, who: str, why: str) -> Case:
         """End it before it was tried. Raises ConflictError when it was."""
@@ -286,19 +311,29 @@ class ChangeDesk:
             if before is not None:
                 self._host.feed(RolloutEnded(self._host.now(), before.id))
 
-    async def _take_back(self, change: Change, who: str, why: str, verdict: Verdict | None) -> Case:
+    async def _take_back(self, case: Case, who: str, why: str, verdict: Verdict | None) -> Case:
+        """End it, whatever the disk says. Who asked first is who took it back."""
+        change, refused = case.change, case.back
+        back = refused or TakenBack(self._after(change, "roll_back", why), who, why, verdict)
+        evidence = None if back.verdict is None else _evidence(back.verdict)
         try:
-            case = await self._step(change, "roll_back", who, why, None if verdict is None else _evidence(verdict))
-        except UnavailableError:  # what harms ends now; its entry is tried again
+            await self._write("roll_back", back.who, back.why, back.change, evidence)
+        except UnavailableError as error:
+            case.back = back
             self._end(change)
-            raise
-        log.warning("change %s is taken back: %s", change.id, why)
-        self._watched.pop(change.id, None)
+            self._news.set()
+            as_before = ", and the fleet is as before" if change.live else ""
+            said = f"{change.id} is ended{as_before}; {error.message}: its entry is tried again every second"
+            if refused is None:
+                log.error("change %s is taken back: %s; %s", change.id, back.why, said)
+            raise UnavailableError(said, code=error.code) from error
+        log.warning("change %s is taken back: %s", change.id, back.why)
         self._end(change)
         return case
 
     def _end(self, change: Change) -> None:
-        if change.live:
+        """Judge it no more; nobody has it. Once."""
+        if self._watched.pop(change.id, None) is not None and change.live:
             self._host.feed(RolloutEnded(self._host.now(), change.id))
 
     async def _step(self, change: Change, trigger: Trigger, who: str, why: str, evidence: Json | None = None) -> Case:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from loraledger.config import Settings
 from loraledger.gateway.changes_force import engine_flags
-from loraledger.operate.change import Change, Guardrail, Target, Value
+from loraledger.operate.change import Change, Guardrail, Metric, Target, Value
 from loraledger.operate.journal import Entry
+from loraledger.operate.watch import Verdict
 from loraledger.units import NS_PER_S
 
 _HOUR: Final = 3600 * NS_PER_S
@@ -34,6 +35,63 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Draws the members; by default the change's id."""
 
 
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """The target or a guardrail, held against both runs of a replay."""
+
+    metric: Metric
+    role: Literal["target", "guardrail"]
+    limit: float
+    verdict: Literal["pass", "fail", "unknown"]
+    before: float | None = None
+    after: float | None = None
+    moved: float | None = None
+
+
+class Runs(msgspec.Struct, frozen=True):
+    """The digests of both records."""
+
+    before: str | None
+    after: str | None
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What both came to."""
+
+    before: dict[Metric, float | None]
+    after: dict[Metric, float | None]
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """What they rest on."""
+
+    name: str
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``loraledger change replay`` attaches, as far as anybody reads it later; what more there is stays in the journal."""
+
+    trace: str
+    requests: int
+    runs: Runs
+    figures: Figures
+    guardrails: tuple[Checked, ...]
+    """The target is the first of them."""
+    profile: Profile
+    stale: bool
+    ok: bool
+    reasons: tuple[str, ...]
+    """Why it is not ``ok``."""
+
+
+class TakenBack(msgspec.Struct, frozen=True):
+    """How a change ended that the disk has not taken yet. ``change``: as it is since then."""
+
+    change: Change
+    who: str
+    why: str
+    verdict: Verdict | None
+
+
 class Case(msgspec.Struct):
     """One change, and what its entries in the journal said beside it."""
 
@@ -47,11 +105,18 @@ class Case(msgspec.Struct):
     """What it ended on."""
     note: str | None = None
     """What became of it since it was accepted."""
+    against: str | None = None
+    """What speaks against it, by its newest replay."""
+    back: TakenBack | None = None
+    """It was taken back, and the journal does not have that yet."""
 
     def fold(self, entry: Entry) -> None:
         """Take in one entry of the journal, as JSON has it."""
         self.change = entry.change
+        self.back = None
         match entry.kind:
+            case "replay":
+                self.against = _against(entry.evidence)
             case "await" | "roll_out":
                 said = msgspec.convert(entry.evidence, _Begun)
                 self.members = said.members
@@ -64,15 +129,19 @@ class Case(msgspec.Struct):
             case _:
                 pass
 
-    @property
-    def settled(self) -> bool:
-        """Whether the settings file had its say since the change was accepted: it is the file's business from then on."""
-        return self.note is not None
-
 
 class _Begun(msgspec.Struct):
     members: tuple[str, ...]
     process_starts: dict[str, int | None] = {}
+
+
+def _against(evidence: Json) -> str | None:
+    """A journal of an older version may have evidence of any shape."""
+    if evidence.get("ok") is True:
+        return None
+    reasons = evidence.get("reasons")
+    said = "; ".join(map(str, reasons)) if isinstance(reasons, list) else ""
+    return f"speaks against it: {said}" if said else "does not say that it is for it"
 
 
 def restart_view(case: Case, settings: Settings) -> list[Json] | None:
@@ -96,8 +165,11 @@ def restart_view(case: Case, settings: Settings) -> list[Json] | None:
 
 
 def case_view(case: Case, settings: Settings, now_ns: int) -> Json:
-    """What the journal says of one change, and what is left to do."""
+    """What the journal says of one change, and what is left to do; nobody has one that was taken back."""
     change, left = case.change, None
+    if (back := case.back) is not None:
+        note = f"taken back by {back.who} ({back.why}): the journal could not be written yet, that is tried again"
+        return {"change": change, "members": (), "left_ns": None, "restart": None, "note": note}
     if change.state == "rolling_out" and change.began_ns is not None:
         left = max(0, change.began_ns + change.window_ns - now_ns)
     return {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
@@ -25,6 +25,7 @@ from loraledger.kernel.rollout import problem
 from loraledger.operate.change import Change, Population, Value, check, check_variable
 from loraledger.operate.population import treated
 
+_PREEMPTIONS: Final = "preemptions"
 _FIELDS: Final = {
     "after": "after", "why": "why", "target": "target", "guardrail": "guardrails", "share": "share", "block": "block_ns"
 }  # fmt: skip
@@ -69,6 +70,8 @@ class Checks:
         """The change that is asked for. Raises BadRequestError naming the field, ConflictError when ``before`` is not in force."""
         try:
             check_variable(asked.variable)
+            if asked.variable != "replicas":
+                self._must_have_others(unit_of(asked.variable))
             force = self.in_force(asked.variable)
         except ValueError as error:
             raise BadRequestError(str(error), param="variable") from error
@@ -88,7 +91,9 @@ class Checks:
             reason=asked.why,
         )
         self.must_be_in_force(change)
-        return self.checked(change)
+        checked = self.checked(change)
+        self._must_be_measured(checked)
+        return checked
 
     def checked(self, change: Change) -> Change:
         """``change`` itself. Raises BadRequestError, naming the field, when it cannot be."""
@@ -119,6 +124,24 @@ class Checks:
                 f"before is {spelled(change.before)}, but {change.variable} is {spelled(force)} now: propose it from there",
                 code="change_conflict",
                 param="before",
+            )
+
+    def _must_have_others(self, unit: Literal["tenant", "replica"]) -> None:
+        """Raises ConflictError when no part can be told from a rest."""
+        if len(names_of(self._host.settings, unit)) < 2:
+            raise ConflictError(
+                f"there are fewer than two {unit}s: nobody would be left to compare with", code="change_conflict"
+            )
+
+    def _must_be_measured(self, change: Change) -> None:
+        """Raises BadRequestError, naming the field, for a metric that nobody would tell."""
+        blind = [replica.name for replica in self._host.settings.replicas if replica.probe is None]
+        aimed = change.target.metric == _PREEMPTIONS
+        if blind and (aimed or any(rail.metric == _PREEMPTIONS for rail in change.guardrails)):
+            raise BadRequestError(
+                f"preemptions of a request are told by an engine's probe alone, and there is none in {', '.join(blind)}:"
+                " name another metric, or give every engine a probe (docs/probe.md)",
+                param="target" if aimed else "guardrails",
             )
 
     def problem(self, change: Change, members: tuple[str, ...] | None) -> str | None:
@@ -170,11 +193,8 @@ class Checks:
         if change.variable == "replicas":
             return ()
         unit, population = change.population.unit, change.population
+        self._must_have_others(unit)
         members = treated(names_of(self._host.settings, unit), population.share, population.salt)
-        if not members:
-            raise ConflictError(
-                f"there are fewer than two {unit}s: nobody would be left to compare with", code="change_conflict"
-            )
         if change.live and (objection := self.problem(change, members)) is not None:
             raise ConflictError(objection, code="change_conflict")
         return members

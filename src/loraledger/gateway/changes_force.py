@@ -19,7 +19,7 @@ from loraledger.config import Replica, Settings
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.settings import FleetSettings
 from loraledger.kernel.state import ReplicaState
-from loraledger.operate.change import Change, Value
+from loraledger.operate.change import Value
 
 _FIELDS: Final = ("slots", "host_entries")
 
@@ -78,19 +78,6 @@ def _parameter(settings: Settings, name: str, policy: str) -> float:
         raise ValueError(f"{policy} has no parameter {name!r}; it has {', '.join(defaults) or 'none'}")
     given = settings.policy.params if settings.policy.name == policy else {}
     return given.get(name, defaults[name])
-
-
-def standing(value: Value, accepted: Iterable[Change]) -> tuple[Change | None, list[Change]]:
-    """Of the ``accepted`` changes of one variable, oldest first: the one that still has to be held, and those that the file ended.
-
-    ``value`` is what the file says. Each change began with what the one before it had brought.
-    """
-    rest, over = list(accepted), list[Change]()
-    while rest and value != rest[-1].after:
-        if value == rest[0].before:
-            return rest[-1], over
-        over.append(rest.pop(0))
-    return None, over + rest
 
 
 def check_restart(settings: Settings, variable: str, value: Value) -> None:

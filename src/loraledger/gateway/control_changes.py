@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from loraledger.errors import BadRequestError
 from loraledger.gateway.changes import ChangeDesk
-from loraledger.gateway.changes_case import Case, Json, Proposal
+from loraledger.gateway.changes_case import Case, Evidence, Json, Proposal
 from loraledger.gateway.control_edge import json_answer, read_body
 
 T = TypeVar("T")
@@ -31,15 +31,16 @@ class Step(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a rollout. ``share``: in place of the proposal's."""
+    """Body of a rollout. ``share``: in place of the proposal's. ``although``: as ``why`` says, it goes against its replay."""
 
     who: str
     why: str
     share: float | None = None
+    although: bool = False
 
 
 class Replay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Body of a replay: figures before and after, digests of the runs, the profile; ``stale``: whether that is too old."""
+    """Body of a replay. ``evidence``: an ``Evidence``; all of it is journalled, as it came."""
 
     who: str
     why: str
@@ -61,11 +62,12 @@ def change_routes(desk: ChangeDesk) -> list[Route]:
 
     async def replay(request: Request) -> Case:
         body = await _read(request, Replay)
+        _check_evidence(body.evidence)
         return await desk.replay(request.path_params["id"], body.who, body.why, body.evidence)
 
     async def roll_out(request: Request) -> Case:
         body = await _read(request, Rollout)
-        return await desk.roll_out(request.path_params["id"], body.who, body.why, body.share)
+        return await desk.roll_out(request.path_params["id"], body.who, body.why, body.share, body.although)
 
     async def roll_back(request: Request) -> Case:
         body = await _read(request, Step)
@@ -97,9 +99,26 @@ async def _read(request: Request, shape: type[T]) -> T:
     try:
         body = await read_body(request, shape)
     except BadRequestError as error:
-        named = re.findall(r"`\$?\.?([\w.\[\]]+)`", error.message)  # the last one: the path, where there is one
-        raise BadRequestError(error.message, param=named[-1] if named else None) from error
+        raise BadRequestError(error.message, param=_named(error.message)) from error
     for field in ("who", "why"):
         if not getattr(body, field).strip():
             raise BadRequestError(f"{field} is empty: say who asks, and what for", param=field)
     return body
+
+
+def _check_evidence(evidence: Json) -> None:
+    """Raises BadRequestError naming the field."""
+    try:
+        msgspec.convert(evidence, Evidence)
+    except msgspec.ValidationError as error:
+        raise BadRequestError(
+            f"evidence is not what `loraledger change replay` attaches: {error}",
+            param=_named(str(error), "evidence"),
+        ) from error
+
+
+def _named(message: str, within: str = "") -> str | None:
+    """The field that is wrong, by what ``msgspec`` says: the path, and the field that is missing there or too much."""
+    path = re.findall(r"at `\$\.?([^`]*)`", message)
+    field = re.findall(r"(?:required|unknown) field `([^`]*)`", message)
+    return ".".join(part for part in (within, *path, *field) if part) or None

@@ -45,6 +45,8 @@ def rollout(
     body: dict[str, object] = {"who": asker, "why": why}
     if part is not None:
         body["share"] = part
+    if (although or "").strip():
+        body["although"] = True
     answer = ask_changes("POST", path_of(id_, "rollout"), config, body)
     if as_json:
         print_json("change", answer)
