@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import pty
+import pwd
 import re
 import signal
 import subprocess
@@ -21,6 +23,7 @@ import msgspec
 import pytest
 
 from loraledger.cli.change import watching
+from loraledger.cli.change.options import who_asks
 from loraledger.cli.change.playing import Newest, newest
 from loraledger.config import load
 from loraledger.operate.change import Change, Guardrail, Target
@@ -656,3 +659,17 @@ def test_diff_names_nobody_where_the_settings_cannot_be_read(cli: Cli, journal: 
     done = cli("change", "diff", "c1", "--record", journal / "record")
     assert (done.code, "names of replicas and tenants are left out" in done.err) == (0, True)
     assert "+  name: bounded-affinity" in done.out
+
+
+def test_who_asks_is_the_user_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    assert who_asks(None) == pwd.getpwuid(os.getuid()).pw_name
+    assert who_asks(" ada ") == "ada"
+
+    def nobody() -> str:
+        raise KeyError("uid 4711")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    with pytest.raises(ValueError, match="--who: nobody is named"):
+        who_asks(None)

@@ -20,6 +20,12 @@ from signals.records import MINUTE, NOON, request
 from .conftest import Cli, write
 from .judged import SETTINGS
 
+FLEET = {
+    **SETTINGS,
+    "tenants": [
+        {"name": name, "key_hashes": [key * 64], "adapters": ["*"]} for name, key in (("acme", "0"), ("birch", "1"))
+    ],
+}
 LAST = "reviews/last.json"
 DAYS = ("--from", "2026-09-14T12:00:00Z", "--to", "2026-09-21T12:00:00Z")
 
@@ -87,7 +93,8 @@ def test_changes_are_read_from_the_journal(cli: Cli, record: Path) -> None:
     assert cli("review", *DAYS).code == 3
 
 
-def test_what_was_accepted_is_where_proposals_begin(cli: Cli, record: Path) -> None:
+def test_what_was_accepted_is_where_proposals_begin(cli: Cli, record: Path, tmp_path: Path) -> None:
+    write(tmp_path / "loraledger.yaml", FLEET)
     accepted = change(state="accepted", before="bounded-affinity", after="round-robin", ended_ns=NOON - MINUTE)
     with ChangeJournal(record / "changes") as journal:
         journal.append(NOON - MINUTE, "accept", "gateway", "better", accepted)
@@ -161,7 +168,7 @@ def test_bad_words_are_refused(cli: Cli, record: Path, words: tuple[str, ...], c
 
 
 def test_what_is_proposed_is_what_change_propose_reads(cli: Cli, record: Path, tmp_path: Path) -> None:
-    write(tmp_path / "loraledger.yaml", {**SETTINGS, "policy": {"name": "round-robin"}})
+    write(tmp_path / "loraledger.yaml", {**FLEET, "policy": {"name": "round-robin"}})
     commands = [one["command"] for one in cli("review", *DAYS, "--json").items("review")["proposals"]]
     assert [shlex.split(command)[3] for command in commands][:1] == ["policy"]
     readers: dict[str, Callable[[str], object]] = {

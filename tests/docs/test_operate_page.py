@@ -4,53 +4,52 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 import yaml
 
 from loraledger.cli.change import app
 from loraledger.operate.change import BETTER, LIVE, RESTART
-from loraledger.replay.scenarios.profiles import DEFAULT, read_profile
-from loraledger.twin.calibrated import encode
 from support.gateway import GatewayProcess
 
-PAGE, REVIEW = (
-    (Path(__file__).parents[2] / "docs/operate.md").read_text(encoding="utf-8").split("\n## The weekly review\n")
-)
+ROOT = Path(__file__).parents[2]
+PAGE, REVIEW = (ROOT / "docs/operate.md").read_text(encoding="utf-8").split("\n## The weekly review\n")
 EXAMPLE = PAGE.split("<!-- a change -->")[1]
 LIVE_TRAFFIC = ("watch",)
 """What these print depends on traffic and time: they are as they were printed once."""
 
 
-def test_the_page_shows_what_the_commands_print(tmp_path: Path) -> None:
-    (settings,) = re.findall(r"```yaml\n(.*?)```", EXAMPLE, re.DOTALL)
+@pytest.fixture
+def example(tmp_path: Path) -> Path:
+    """The folder that the first command of the example makes."""
+    ((module, folder),) = re.findall(r"```sh\npython -m (\S+) (\S+)\ncd \2\n", EXAMPLE)
+    where = {**os.environ, "PYTHONPATH": str(ROOT)}  # a reader is in the clone
+    subprocess.run([sys.executable, "-m", module, folder], cwd=tmp_path, env=where, check=True)
+    return tmp_path / str(folder)
+
+
+def test_the_page_shows_what_the_commands_print(example: Path) -> None:
     examples = re.findall(r"```text\n\$ (loraledger [^\n]*)\n(.*?)```", EXAMPLE, re.DOTALL)
     verbs = [shlex.split(command)[1:3] for command, _ in examples]
     assert [words[-1] for words in verbs] == ["propose", "generate", "replay", "rollout", "watch", "diff"]
-    (tmp_path / "adapters").mkdir()
-    measured = msgspec.structs.replace(
-        read_profile(DEFAULT), name="engine", engine_version="0.32.0+emulator", model="llama"
-    )
-    (tmp_path / "engine.json").write_bytes(encode(measured))
-    said = yaml.safe_load(settings)
-    with GatewayProcess(
-        tmp_path, {name: part for name, part in said.items() if name not in ("listen", "control")}
-    ) as gateway:
+    said = yaml.safe_load((example / "loraledger.yaml").read_bytes())
+    settings = {name: part for name, part in said.items() if name not in ("listen", "control")}
+    with GatewayProcess(example, settings) as gateway:
         gateway.start(replicas_up=0)
         gateway.wait(lambda: gateway.summary() != {}, "an answer")
         for command, shown in examples:
             words = shlex.split(command)[1:]
             if words[-2] in LIVE_TRAFFIC:
                 continue
-            said_by = ran(words, tmp_path)
+            printed = ran(words, example)
             if shown:
-                assert [text.rstrip() for text in said_by.strip("\n").splitlines()] == shown.strip("\n").splitlines()
+                assert [text.rstrip() for text in printed.strip("\n").splitlines()] == shown.strip("\n").splitlines()
 
 
 def test_the_page_shows_what_the_review_of_its_example_says(tmp_path: Path) -> None:

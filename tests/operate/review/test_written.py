@@ -160,8 +160,11 @@ def test_an_empty_record_is_a_page_that_says_so(empty: Review) -> None:
 
 def test_a_command_is_copied_as_it_is(found: Review) -> None:
     assert found.worst is not None
-    assert found.worst.command in [cell.strip() for cell in Page(page(found)).cells]
-    assert f"```sh\n{found.worst.command}\n```" in text(found)
+    experiment = found.worst.diagnosis.experiment
+    commands = [found.worst.command, experiment.before, experiment.command]
+    cells = [cell.strip() for cell in Page(page(found)).cells]
+    assert all(command in cells for command in commands)
+    assert "```sh\n" + "\n".join(commands) + "\n```" in text(found)
 
 
 @pytest.mark.parametrize(

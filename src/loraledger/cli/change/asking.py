@@ -36,8 +36,8 @@ def ask_changes(
 ) -> dict[str, Any]:
     """The answer to ``method`` on ``/api/changes{path}``.
 
-    Raises ``TargetError`` when no gateway answers there, ``ObjectiveError`` for what it will not do now (409); what it could not
-    read, and a change that it does not have, are usage errors.
+    Raises ``TargetError`` when no gateway answers there or its disk refuses the step, ``ObjectiveError`` for what it will not do
+    now (409); what it could not read, and a change that it does not have, are usage errors.
     """
     reply = send(method, f"changes{path}", config, timeout_s, body)
     url = reply.request.url
@@ -51,8 +51,10 @@ def ask_changes(
         return found
     said = found.get("error")
     message = said.get("message") if isinstance(said, dict) else None
-    if not isinstance(message, str) or reply.status_code not in (400, 404, 409):
+    if not isinstance(message, str) or reply.status_code not in (400, 404, 409, 503):
         raise TargetError(f"{url} answered {reply.status_code}: {reply.text[:300]}")
+    if reply.status_code == 503:
+        raise TargetError(message)
     if reply.status_code == 409:
         raise ObjectiveError(message)
     param = said.get("param") if isinstance(said, dict) else None

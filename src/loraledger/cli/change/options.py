@@ -5,8 +5,8 @@ A value that cannot be is a usage error in one line that names the option.
 
 from __future__ import annotations
 
+import getpass
 import json
-import os
 from collections.abc import Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -24,7 +24,7 @@ IdArgument = Annotated[
     str, typer.Argument(metavar="ID", help="The change, as `change list` has it.", show_default=False)
 ]
 WhoOption = Annotated[
-    str | None, typer.Option("--who", metavar="NAME", help="Who asks, for the journal. Default: $USER.")
+    str | None, typer.Option("--who", metavar="NAME", help="Who asks, for the journal. Default: the user.")
 ]
 
 
@@ -123,11 +123,15 @@ def read_time(text: str) -> int:
 
 
 def who_asks(who: str | None) -> str:
-    """The name for the journal. Raises ``ValueError`` where nobody says it."""
-    found = (os.environ.get("USER") or os.environ.get("LOGNAME") or "") if who is None else who
-    if not found.strip():
-        raise ValueError("--who: nobody is named, and $USER is not set: say who asks")
-    return found.strip()
+    """The name for the journal: by default the user's. Raises ``ValueError`` where nobody says it."""
+    if who is None:
+        try:
+            who = getpass.getuser()  # of $LOGNAME, $USER, then the system's list of users
+        except (OSError, KeyError):
+            who = ""
+    if not who.strip():
+        raise ValueError("--who: nobody is named, and the system has no name for this user: say who asks")
+    return who.strip()
 
 
 def spelled(value: Value) -> str:

@@ -107,6 +107,8 @@ def _line(answer: Mapping[str, Any], drawn: bool) -> str:
         parts.append(
             f"{target.bounds.blocks} blocks, {target.metric} {with_it or '-'} with it, {without or '-'} without"
         )
+    if change.open and isinstance(note := answer.get("note"), str):
+        parts.append(note)
     return printable(f"{change.id} {change.state}: {'; '.join(parts)}")
 
 

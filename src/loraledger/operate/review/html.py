@@ -106,8 +106,8 @@ def _figure(review: Review, plot: Plot) -> str:
 def _worst(review: Review) -> Iterator[str]:
     yield f"<p>{escape(words.worst(review))}</p>"
     if review.worst is not None:
-        yield f"<blockquote>{escape(plain(review.worst.diagnosis.sentence))}</blockquote>"
-        yield _code(review.worst.command)
+        yield f"<blockquote>{escape(words.limits(review.worst))}</blockquote>"
+        yield from map(_code, words.looks(review.worst))
 
 
 def _proposals(review: Review) -> Iterator[str]:

@@ -33,8 +33,8 @@ def _lines(review: Review) -> Iterator[str]:
     yield _escaped(words.worst(review))
     if review.worst is not None:
         yield ""
-        yield f"> {_escaped(plain(review.worst.diagnosis.sentence))}"
-        yield from _code([review.worst.command])
+        yield f"> {_escaped(words.limits(review.worst))}"
+        yield from _code(words.looks(review.worst))
     yield from _section("What to try next")
     yield from _proposals(review)
     yield from _section("What changed")

@@ -6,7 +6,7 @@ from typing import Final
 
 from loraledger.operate.review import tables
 from loraledger.operate.review.charts import Plot
-from loraledger.operate.review.gather import Review
+from loraledger.operate.review.gather import Review, Worst
 from loraledger.operate.review.proposals import Proposal
 from loraledger.operate.review.spelled import moment, plain, span, version
 from loraledger.operate.review.triggers import Fresh
@@ -74,6 +74,18 @@ def pieces(review: Review) -> str:
             count = seconds // size
             return f"a {name}" if count == 1 else f"{count} {name}s"
     return f"{seconds} seconds"
+
+
+def limits(worst: Worst) -> str:
+    """What limited the worst hour; without the experiment that the diagnosis names, for ``looks`` has that."""
+    found = worst.diagnosis
+    return plain(found.sentence.removesuffix(f"; next: {found.experiment.command}"))
+
+
+def looks(worst: Worst) -> list[str]:
+    """Commands: the figures of the diagnosis; the trace of the next experiment, and the experiment."""
+    found = worst.diagnosis.experiment
+    return [plain(command) for command in (worst.command, found.before, found.command)]
 
 
 def nothing_to_try(review: Review) -> str:
