@@ -673,3 +673,10 @@ def test_who_asks_is_the_user_unless_told(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(getpass, "getuser", nobody)
     with pytest.raises(ValueError, match="--who: nobody is named"):
         who_asks(None)
+
+
+def test_what_was_taken_back_and_is_not_written_yet_is_said_first() -> None:
+    note = "taken back by ada (enough): the journal could not be written yet, that is tried again"
+    answer = {**view(msgspec.structs.replace(change(), state="rolling_out", began_ns=NOON)), "note": note}
+    for drawn in (True, False):
+        assert watching._line(answer, drawn) == f"c1 rolling_out: {note}"

@@ -102,6 +102,10 @@ def test_what_cannot_fit_is_left_to_the_terminal(screen: Screen, room: int, last
     assert second.endswith("-  b")
 
 
+def test_a_table_without_columns_is_nothing(screen: Screen) -> None:
+    assert not any(line.strip() for line in screen(lambda: print_table((), [])))
+
+
 def test_numbers_are_not_folded(screen: Screen) -> None:
     lines = screen(lambda: wide(18, "12 345 678 901 234 567", right=("why",)))
     assert lines[1].endswith("  12 345 678 901 234 567")

@@ -262,3 +262,18 @@ def test_who_has_no_room_is_refused_all_the_same_once_its_adapter_is_parked() ->
     bench.feed(ev.Wake(bench.now))
     refused = bench.only(ev.Reject)
     assert (refused.request, refused.code) == (waiting, "adapter_parked")
+
+
+def test_a_policy_that_counts_tries_is_asked_also_for_who_has_no_room() -> None:
+    bench = Bench(fleet_of([replica("r1", kv_tokens=1_000)], [adapter("a")], policy="dynamo-lora"))
+    bench.hold("a", "r1")
+    bench.arrive("a", prompt=800)
+    bench.arrive("a", prompt=800)
+    shares = bench.fleet.state.shares
+    assert shares is not None
+    tick = shares.tick
+    bench.tick(3 * SECOND)
+    bench.feed(ev.Wake(bench.now))
+    shares = bench.fleet.state.shares
+    assert shares is not None
+    assert shares.tick == tick + 1

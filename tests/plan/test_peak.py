@@ -150,3 +150,10 @@ def test_the_p99_is_over_the_part_of_the_hour_that_is_on_record(tmp_path: Path) 
     assert peak.seen == Window(NOON + 50 * MINUTE, NOON + 50 * MINUTE + 30 * SECOND + 1)
     assert peak.active is not None
     assert peak.active.high == 500, "of the whole hour it would be 0: the level of more than 99 % of it"
+
+
+def test_a_short_record_near_the_beginning_of_time_has_a_peak(tmp_path: Path) -> None:
+    with record(tmp_path, [held(10**6 + n * SECOND // 8, SECOND // 8, 7, id=f"q{n}") for n in range(4)]) as reader:
+        peak = read_peak(reader, Window(0, 24 * HOUR_NS), Facts())
+    assert peak.active is not None
+    assert peak.active.most > 0

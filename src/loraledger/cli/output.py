@@ -62,6 +62,8 @@ def _fit(console: Console, table: Table) -> bool:
     """Whether the table is made to fit the terminal; if it cannot be, ``console`` is made as wide as the table."""
     from rich.measure import measure_renderables
 
+    if not table.columns:
+        return True
     wide, last = console.options.update(max_width=UNLIMITED), table.columns[-1]
     cells = measure_renderables(console, wide, [last.header, *last.cells])
     saved = cells.maximum - max(cells.minimum, -(-cells.maximum // _LINES))

@@ -42,10 +42,8 @@ from loraledger.units import NS_PER_S
 log = logging.getLogger("loraledger")
 GATEWAY: Final = "gateway"
 """Who, in the journal, where nobody asked."""
-ENGINES_S: Final = 1.0
-"""Between two looks whether an engine came back with its new setting."""
 AGAIN_S: Final = 1.0
-"""Between two tries to write down what was taken back."""
+"""Between two looks whether an engine came back with its new setting, and two tries to write down what was taken back."""
 Kind = Literal["propose"] | Trigger
 
 
@@ -62,6 +60,7 @@ class ChangeDesk:
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
         self._writer = ThreadPoolExecutor(1, "changes")
+        self._closed = False
 
     # --- start and stop -----------------------------------------------------------------------------------------------
 
@@ -97,7 +96,10 @@ class ChangeDesk:
             self._host.feed(event)
 
     async def close(self) -> None:
-        """Let the entry in hand reach the disk, and give the journal back. May be called twice."""
+        """Let what was taken back and the entry in hand reach the disk, and give the journal back. May be called twice."""
+        for case in () if self._closed else [case for case in self.cases.values() if case.back is not None]:
+            await self._try_again(case)
+        self._closed = True
         await asyncio.to_thread(self._writer.shutdown)
         if self._journal is not None:
             self._journal.close()
@@ -127,7 +129,8 @@ class ChangeDesk:
 
     def _let_go(self, change: Change, note: str) -> None:
         log.warning("change %s, accepted: %s", change.id, note)
-        self._fold(self._append("accept", GATEWAY, note, change, {"settled": note}))
+        with contextlib.suppress(UnavailableError):  # the next start finds the same
+            self._fold(self._append("accept", GATEWAY, note, change, {"settled": note}))
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
@@ -153,22 +156,22 @@ class ChangeDesk:
             await self.look()
 
     async def look(self) -> None:
-        """Decide on what is due now. Raises UnavailableError when the disk refuses a decision, for the first time."""
-        for case in [case for case in self.cases.values() if case.back is not None]:
-            await self._try_again(case)
-        for case in [case for case in self.cases.values() if case.change.state == "waiting_restart"]:
-            await self._look_at_engines(case)
-        now = self._host.now()
-        for watched in [watched for watched in self._watched.values() if watched.next_ns <= now]:
-            await self._judge(watched)
+        """Decide on all that is due now. Raises UnavailableError where the disk refused a decision, for the first time."""
+        now, cases = self._host.now(), self.cases.values()
+        due = [self._try_again(case) for case in cases if case.back is not None]
+        due += [self._judge(watched) for watched in self._watched.values() if watched.next_ns <= now]
+        due += [self._look_at_engines(case) for case in cases if case.change.state == "waiting_restart"]
+        for error in await asyncio.gather(
+            *due, return_exceptions=True
+        ):  # what one is refused must not hold up the others
+            if error is not None:
+                raise error
 
     def _pause(self) -> float | None:
         """Seconds until something has to be looked at; ``None``: until there is news."""
         now = self._host.now()
         pauses = [max(0, watched.next_ns - now) / NS_PER_S for watched in self._watched.values()]
-        if any(case.change.state == "waiting_restart" for case in self.cases.values()):
-            pauses.append(ENGINES_S)
-        if any(case.back is not None for case in self.cases.values()):
+        if any(case.back is not None or case.change.state == "waiting_restart" for case in self.cases.values()):
             pauses.append(AGAIN_S)
         return min(pauses, default=None)
 

@@ -40,6 +40,7 @@ class BoundedAffinity:
 
     name: ClassVar[str] = "bounded-affinity"
     stability: ClassVar[Stability] = "beta"
+    counts_tries: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset(
         {"outstanding", "residency", "load_time", "prefill_rate", "itl", "rate"}
     )

@@ -36,6 +36,7 @@ class Baseline:
     reads: ClassVar[frozenset[str]] = frozenset()
     defaults: ClassVar[Mapping[str, float]] = {}
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {}
+    counts_tries: ClassVar[bool] = False
 
     def __init__(self, settings: FleetSettings) -> None:
         check_params(self.name, settings.params, self.defaults, self.bounds)

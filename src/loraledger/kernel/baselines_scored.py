@@ -124,6 +124,7 @@ class DynamoLora(Baseline):
     name: ClassVar[str] = "dynamo-lora"
     stability: ClassVar[Stability] = "alpha"
     reads: ClassVar[frozenset[str]] = frozenset({"outstanding", "rate"})
+    counts_tries: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, float]] = {
         "tick_s": 3.0,
         "window_s": 90.0,

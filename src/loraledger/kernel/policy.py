@@ -40,6 +40,8 @@ class Policy(Protocol):
     defaults: ClassVar[Mapping[str, float]]
     bounds: ClassVar[Mapping[str, tuple[float, float]]]
     """Least and greatest allowed value of each parameter."""
+    counts_tries: ClassVar[bool]
+    """Whether ``pool`` keeps books: then it is asked also for requests that cannot be placed."""
 
     def pool(self, state: FleetState, adapter: AdapterState | None) -> Iterable[ReplicaState]:
         """The replicas worth looking at for this adapter."""

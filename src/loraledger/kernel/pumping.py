@@ -26,8 +26,10 @@ def pump(turn: Turn, policy: Policy) -> None:
             if not fairness.anywhere(state, requests[0].tenant):
                 fairness.ask_again(turn, requests[0].tenant)
                 continue
+            arm = turn.arms.get(requests[0].tenant) if turn.arms else None
+            counted = (policy if arm is None else arm.policy).counts_tries
             for request in requests:
-                if not _outgrows(state, request, room) and route(turn, policy, request):
+                if (counted or not _outgrows(state, request, room)) and route(turn, policy, request):
                     if request.id in state.tenants[request.tenant].queue:
                         activate(turn, request)
                     progress = True

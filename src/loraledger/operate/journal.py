@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal, Self
 
@@ -75,7 +76,7 @@ def changes_of(entries: list[Entry]) -> dict[str, Change]:
 
 def lasting(entries: list[Entry]) -> dict[str, list[Change]]:
     """By variable, the accepted changes that the gateway holds unless the settings file says otherwise, oldest first."""
-    settled = {entry.change.id for entry in entries if "settled" in entry.evidence}
+    settled = {entry.change.id for entry in entries if entry.kind == "accept" and "settled" in entry.evidence}
     found: dict[str, list[Change]] = {}
     for change in sorted(changes_of(entries).values(), key=lambda change: change.ended_ns or 0):
         if change.state == "accepted" and change.live and change.id not in settled:
@@ -96,7 +97,7 @@ class ChangeJournal:
             os.close(self._lock)
             raise ConfigError(f"{directory}: another process writes the journal of changes: ask that one") from error
         self.directory = directory
-        self._file = -1
+        self._file, self._end = -1, 0
         try:
             self.entries = read_entries(directory)
             self._file = os.open(directory / FILE, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o640)
@@ -126,21 +127,27 @@ class ChangeJournal:
     def append(
         self, at_ns: int, kind: _Kind, who: str, why: str, change: Change, evidence: dict[str, object] | None = None
     ) -> Entry:
-        """Write one step down; it is on the disk when this returns. Raises OSError, and leaves nothing, when the disk refuses."""
+        """Write one step down; it is on the disk when this returns.
+
+        Raises OSError when the disk refuses, and leaves nothing; what it would not give back is cut off before anything is added.
+        """
         entry = Entry(
             n=len(self.entries) + 1, at_ns=at_ns, kind=kind, who=who, why=why, change=change, evidence=evidence or {}
         )
-        end = os.fstat(self._file).st_size
+        if os.fstat(self._file).st_size != self._end:
+            os.ftruncate(self._file, self._end)
         try:
             line = _encode(entry)
             if os.write(self._file, line) != len(line):
                 raise OSError(f"{self.directory / FILE}: the disk took a part of an entry only")
             os.fsync(self._file)
+            if not self.entries:
+                _sync_directory(self.directory)
         except OSError:
-            os.ftruncate(self._file, end)
+            with suppress(OSError):
+                os.ftruncate(self._file, self._end)
             raise
-        if not self.entries:
-            _sync_directory(self.directory)
+        self._end += len(line)
         self.entries.append(entry)
         return entry
 
@@ -148,9 +155,9 @@ class ChangeJournal:
         """Cut off a last line that has no end."""
         size = os.fstat(self._file).st_size
         data = os.pread(self._file, size, 0)
-        whole = data.rfind(b"\n") + 1
-        if whole != size:
-            os.ftruncate(self._file, whole)
+        self._end = data.rfind(b"\n") + 1
+        if self._end != size:
+            os.ftruncate(self._file, self._end)
             os.fsync(self._file)
 
 

@@ -61,7 +61,7 @@ _UP_TO: Final = """
 SELECT level, SUM(lasted) OVER (ORDER BY level ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS below FROM times
 """
 _ACTIVE: Final = """
-SELECT MIN(CASE WHEN below * 100 >= $percentile * ($until - $since) THEN level END) AS high, MAX(level) AS most,
+SELECT MIN(CASE WHEN below::HUGEINT * 100 >= $percentile * ($until::HUGEINT - $since) THEN level END) AS high, MAX(level) AS most,
        (SELECT COUNT(*) FROM held) AS requests
 FROM up_to
 """

@@ -66,3 +66,15 @@ def test_what_was_accepted_since_is_in_force_as_long_as_the_settings_are_as_they
     assert (both.policy, both.params["growth_share"]) == ("bounded-affinity", 0.25)
     assert found({"tenant.concurrency": [limit]}).concurrency == 4
     assert found({"pins": [pins]}).ranking == (("r1", "a"), ("r2", "b"))
+
+
+def test_replicas_are_those_of_the_settings_not_those_that_left() -> None:
+    gone = Facts(replicas={name: ReplicaFacts(slots=2) for name in ("r1", "r2", "old")})
+    assert standing(settings(), gone).replicas == 2
+    assert standing(None, gone).replicas == 3
+
+
+def test_a_held_parameter_of_any_policy_is_in_force() -> None:
+    held_back = change(variable="policy.factor", before=1.25, after=1.875)
+    found = standing(settings(policy={"name": "bounded-hash"}), FACTS, {"policy.factor": [held_back]})
+    assert found.params["factor"] == 1.875

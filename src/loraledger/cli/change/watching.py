@@ -93,6 +93,8 @@ def _line(answer: Mapping[str, Any], drawn: bool) -> str:
     from loraledger.cli.change.shown import change_of, figure, verdict_of
 
     change, verdict = change_of(answer), verdict_of(answer)
+    if change.open and isinstance(note := answer.get("note"), str):
+        return printable(f"{change.id} {change.state}: {note}")
     parts = []
     if change.state == "rolling_out" and change.began_ns is not None:
         left = change.began_ns + change.window_ns - time.time_ns()
@@ -107,8 +109,6 @@ def _line(answer: Mapping[str, Any], drawn: bool) -> str:
         parts.append(
             f"{target.bounds.blocks} blocks, {target.metric} {with_it or '-'} with it, {without or '-'} without"
         )
-    if change.open and isinstance(note := answer.get("note"), str):
-        parts.append(note)
     return printable(f"{change.id} {change.state}: {'; '.join(parts)}")
 
 

@@ -12,7 +12,8 @@ import msgspec
 
 from loraledger.config import Settings
 from loraledger.config.pins import Ranking
-from loraledger.kernel.affinity import BoundedAffinity
+from loraledger.kernel.policies import make_policy
+from loraledger.kernel.settings import FleetSettings
 from loraledger.operate.change import Change, Value, held
 from loraledger.signals.facts import Facts
 
@@ -56,7 +57,7 @@ def standing(
         concurrency=_same(tenant.limits.concurrency for tenant in settings.tenants),
         slots=slots,
         host_entries=entries,
-        replicas=count,
+        replicas=len(settings.replicas),
         tenants=len(settings.tenants),
         probed=all(replica.probe is not None for replica in settings.replicas),
     )
@@ -89,7 +90,7 @@ def _with(now: Standing, variable: str, value: Value) -> Standing:
 
 
 def _defaults(policy: str) -> Mapping[str, float]:
-    return BoundedAffinity.defaults if policy == BoundedAffinity.name else {}
+    return make_policy(FleetSettings((), policy=policy)).defaults
 
 
 def _same(values: Iterable[T | None]) -> T | None:
