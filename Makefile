@@ -18,14 +18,14 @@ demo: $(STAMP)  ## play recorded traffic through a gateway and two emulated repl
 test: $(STAMP)  ## every test that needs no vLLM
 	$(BIN)/python -m pytest
 
-check: $(STAMP)  ## lint, format, types, import contract, spelling, house numbers, documentation examples
+check: $(STAMP)  ## lint, format, types, import contract, spelling, house numbers, references of the documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python tools/house.py
-	$(BIN)/python -m pytest -q tests/docs
+	$(BIN)/python -m pytest -q tests/docs/test_docs.py
 
 test-vllm: $(STAMP)  ## the same product in front of two real vLLM servers (CPU build, tiny model)
 	tools/vllm_env.sh
