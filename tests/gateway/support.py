@@ -146,7 +146,7 @@ class ScriptedReplica:
         self.writers: list[asyncio.StreamWriter] = []
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._accepted, "127.0.0.1", 0)
 
     @property
     def port(self) -> int:
@@ -155,18 +155,24 @@ class ScriptedReplica:
 
     async def stop(self) -> None:
         assert self._server is not None
+        for _ in range(10):  # asyncio would leave open what it accepted a turn before the server is closed
+            await asyncio.sleep(0)
         self._server.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        for writer in self.writers:  # a task that was cancelled before it began closed nothing
+            writer.close()
+        await asyncio.sleep(0)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         self.writers.append(writer)
-        number = self.connections
+        task = asyncio.create_task(self._serve(self.connections, reader, writer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while True:
                 request = await self._read(reader, number)
@@ -187,7 +193,6 @@ class ScriptedReplica:
         except asyncio.CancelledError:
             return  # the test is over; asyncio's streams would log the cancellation
         finally:
-            self._tasks.discard(task)
             writer.close()
 
     async def _gone(self, reader: asyncio.StreamReader) -> None:
