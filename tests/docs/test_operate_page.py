@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import re
 import shlex
 import subprocess
@@ -18,7 +17,8 @@ from loraledger.cli.change import app
 from loraledger.operate.change import BETTER, LIVE, RESTART
 from support.gateway import GatewayProcess
 
-ROOT = Path(__file__).parents[2]
+from .pages import ROOT, example_of
+
 PAGE, REVIEW = (ROOT / "docs/operate.md").read_text(encoding="utf-8").split("\n## The weekly review\n")
 EXAMPLE = PAGE.split("<!-- a change -->")[1]
 LIVE_TRAFFIC = ("watch",)
@@ -28,10 +28,7 @@ LIVE_TRAFFIC = ("watch",)
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
     """The folder that the first command of the example makes."""
-    ((module, folder),) = re.findall(r"```sh\npython -m (\S+) (\S+)\ncd \2\n", EXAMPLE)
-    where = {**os.environ, "PYTHONPATH": str(ROOT)}  # a reader is in the clone
-    subprocess.run([sys.executable, "-m", module, folder], cwd=tmp_path, env=where, check=True)
-    return tmp_path / str(folder)
+    return example_of(EXAMPLE, tmp_path)
 
 
 def test_the_page_shows_what_the_commands_print(example: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 import shlex
 import subprocess
@@ -20,7 +19,8 @@ from loraledger.cli.requirement import requirement
 from loraledger.plan.compare import LADDER, REPLICAS_MAX
 from loraledger.plan.offers import FIELDS
 
-ROOT = Path(__file__).parents[2]
+from .pages import ROOT, example_of
+
 PAGE = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
 AGE = re.compile(r"(observed|believed|configured) +[0-9.]+ (ns|us|ms|s|min|h|d)$")
 
@@ -33,10 +33,7 @@ def lines(text: str) -> list[str]:
 @pytest.fixture
 def example(tmp_path: Path) -> Path:
     """The folder that the command at the top of the page makes."""
-    ((module, folder),) = re.findall(r"```sh\npython -m (\S+) (\S+)\ncd \2\n```", PAGE)
-    where = {**os.environ, "PYTHONPATH": str(ROOT)}  # a reader is in the clone
-    subprocess.run([sys.executable, "-m", module, folder], cwd=tmp_path, env=where, check=True)
-    return tmp_path / str(folder)
+    return example_of(PAGE, tmp_path)
 
 
 def test_the_page_shows_what_the_commands_print(example: Path) -> None:

@@ -81,10 +81,8 @@ class ChangeDesk:
             if case.change.state == "rolling_out":
                 if (reason := self._checks.cannot_go_on(case)) is not None:
                     log.warning("change %s is taken back: %s", case.change.id, reason)
-                    ended = case.change.step("roll_back", self._host.now(), reason)
-                    case.back = TakenBack(ended, GATEWAY, reason, None)
-                    with contextlib.suppress(UnavailableError):  # ``look`` tries again
-                        self._fold(self._append("roll_back", GATEWAY, reason, ended))
+                    case.back = TakenBack(self._after(case.change, "roll_back", reason), GATEWAY, reason, None)
+                    self._found("roll_back", reason, case.back.change)  # refused: ``look`` tries again
                 else:
                     self._watch(case, self._host.now())
         trials = [self.cases[name] for name in self._watched]
@@ -129,8 +127,14 @@ class ChangeDesk:
 
     def _let_go(self, change: Change, note: str) -> None:
         log.warning("change %s, accepted: %s", change.id, note)
-        with contextlib.suppress(UnavailableError):  # the next start finds the same
-            self._fold(self._append("accept", GATEWAY, note, change, {"settled": note}))
+        self._found("accept", note, change, {"settled": note})
+
+    def _found(self, kind: Kind, why: str, change: Change, evidence: Json | None = None) -> None:
+        """Write down what a start found. It goes on where the disk refuses that: the next one finds the same."""
+        try:
+            self._fold(self._append(kind, GATEWAY, why, change, evidence))
+        except UnavailableError as error:
+            log.error("change %s: %s", change.id, error.message)
 
     # --- watching -----------------------------------------------------------------------------------------------------
 
@@ -161,11 +165,10 @@ class ChangeDesk:
         due = [self._try_again(case) for case in cases if case.back is not None]
         due += [self._judge(watched) for watched in self._watched.values() if watched.next_ns <= now]
         due += [self._look_at_engines(case) for case in cases if case.change.state == "waiting_restart"]
-        for error in await asyncio.gather(
-            *due, return_exceptions=True
-        ):  # what one is refused must not hold up the others
-            if error is not None:
-                raise error
+        # What one is refused must not hold up the others. A fault of ours comes before what the disk refused.
+        errors = [error for error in await asyncio.gather(*due, return_exceptions=True) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, UnavailableError)):
+            raise error
 
     def _pause(self) -> float | None:
         """Seconds until something has to be looked at; ``None``: until there is news."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from loraledger.config import Settings
 from loraledger.gateway.changes_force import engine_flags
-from loraledger.operate.change import Change, Guardrail, Metric, Target, Value
+from loraledger.operate.change import Change, Check, Guardrail, Metric, Target, Value
 from loraledger.operate.journal import Entry
 from loraledger.operate.watch import Verdict
 from loraledger.units import NS_PER_S
@@ -33,18 +33,6 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     share: float = 0.1
     salt: str | None = None
     """Draws the members; by default the change's id."""
-
-
-class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """The target or a guardrail, held against both runs of a replay."""
-
-    metric: Metric
-    role: Literal["target", "guardrail"]
-    limit: float
-    verdict: Literal["pass", "fail", "unknown"]
-    before: float | None = None
-    after: float | None = None
-    moved: float | None = None
 
 
 class Runs(msgspec.Struct, frozen=True):
@@ -74,7 +62,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     runs: Runs
     figures: Figures
-    guardrails: tuple[Checked, ...]
+    guardrails: tuple[Check, ...]
     """The target is the first of them."""
     profile: Profile
     stale: bool

@@ -82,6 +82,18 @@ class Guardrail(msgspec.Struct, frozen=True):
     worse_by: float = 0.0
 
 
+class Check(msgspec.Struct, frozen=True):
+    """The target, or a guardrail, of two runs. ``moved``: by how much it got better (target) or worse (guardrail), in its unit."""
+
+    metric: Metric
+    role: Literal["target", "guardrail"]
+    limit: float
+    before: float | None
+    after: float | None
+    moved: float | None
+    verdict: Literal["pass", "fail", "unknown"]
+
+
 class Population(msgspec.Struct, frozen=True):
     """Who gets the change first: so large a share of the tenants, or of the replicas, by hash with ``salt``."""
 

@@ -24,7 +24,7 @@ from loraledger.config.pins import VERSION
 from loraledger.kernel.policies import make_policy
 from loraledger.kernel.settings import FleetSettings
 from loraledger.operate.blocks import Figures
-from loraledger.operate.change import BETTER, Change, Metric, Value, check_variable
+from loraledger.operate.change import BETTER, Change, Check, Metric, Value, check_variable
 from loraledger.replay.results.report import Report
 from loraledger.replay.scenarios.axes import Changes, parse_axes
 from loraledger.replay.scenarios.axes import Value as Played
@@ -40,18 +40,6 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
     "tenant.concurrency": (int,),
 }
 """What a value has to be; of a policy's parameter any number."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """The target, or a guardrail, of two runs. ``moved``: by how much it got better (target) or worse (guardrail), in its unit."""
-
-    metric: Metric
-    role: Literal["target", "guardrail"]
-    limit: float
-    before: float | None
-    after: float | None
-    moved: float | None
-    verdict: Literal["pass", "fail", "unknown"]
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
